@@ -6,9 +6,10 @@
 Films with text from four public sources, each a site; every seed draws a fifth of the patients for the test. Percent,
 mean of both directions: R@1 and R@5 among the test pairs of all sources, beside the source oracle, who knows only which
 source a film and a text are from; within sources (of sites alone, each by its own model); and of a source that was left
-out, among all its pairs. Few-shot: macro AUROC of a linear layer learned from 20 films of each class (covid19,
-pneumonia, no_finding), on the tower's features and on those of the head that was trained, five draws.
-Films of covid19 overlap with the pairs by patient, so the area of NIH's pneumonia against no_finding is printed too.
+out, among all its pairs. Classification: macro AUROC of a linear layer learned from 5 or 20 films of each class
+(covid19, pneumonia, no_finding; five draws) or all, on the tower's features and on those of the head that was trained,
+and of zero-shot. Films of covid19 overlap with the pairs by patient, so the area of NIH's pneumonia against no_finding
+is printed too. Membership: area of the cosine of a pair, trained pairs against test pairs, by site.
 What the frozen towers make of a film or text is computed once. Stopped and started again, it goes on.
 """
 
@@ -27,14 +28,20 @@ from typing import Any
 import torch
 from common import machine, say, table
 from torch import Tensor
+from torch.nn import functional as F
 
+from fedvlp.core.metric_names import PROCESSOR_SECONDS
 from fedvlp.data.cohort import SPLITS
 from fedvlp.data.sources.table import TableSource
+from fedvlp.evaluation.audit.membership import matching_weights, membership, standardised
 from fedvlp.evaluation.downstream import images, records
 from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.evaluation.linear_probe import LinearProbe, Sample, areas_of, fit, task_of
+from fedvlp.evaluation.prompts import prompts
 from fedvlp.evaluation.site_metrics import embed
 from fedvlp.evaluation.source_retrieval import EVERYTHING, WITHIN, recall_rows
+from fedvlp.evaluation.zero_shot import class_scores, embedded_texts
+from fedvlp.methods.fedcca import before_heads
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.cell_results import Figures, Table
@@ -46,11 +53,14 @@ from studies.claims.ledger import seeded
 from studies.claims.scenario import Scenario, cells_of
 
 ROOT = Path(__file__).parents[2]
-METHODS = ("local-real", "fedavg-real", "feddra-real", "central-real", "fedcca-real")
+STEPS_FROM_CCA = "fedcca-then-steps-real"
+METHODS = ("local-real", "fedavg-real", "feddra-real", "central-real", "fedcca-real", STEPS_FROM_CCA)
 SOURCES = ("eurorad", "journals", "radiopaedia", "sirm")
 KS = (1, 5)
-SHOTS, DRAWS = 20, 5
+SHOTS, DRAWS = (5, 20), 5
 CLASSES, NIH = "covid19, pneumonia, no_finding", "pneumonia, no_finding (NIH)"
+NAMED = {"covid19": "COVID-19", "pneumonia": "Pneumonia", "no_finding": "No Finding"}
+"""The classes of which evaluation/prompts.py has sentences, by the folders of the films."""
 
 
 def experiments(data: Path, quick: bool, seed: int) -> Mapping[str, Experiment]:
@@ -60,13 +70,19 @@ def experiments(data: Path, quick: bool, seed: int) -> Mapping[str, Experiment]:
         val_fraction=0.1,
         min_report_words=1, burned_in="header", cache=str(ROOT / "runs" / "real-towers" / "cache"),
     )  # fmt: skip
-    chosen = {name: seeded(replace(presets.get(name), data=source), seed) for name in METHODS}
+    own = {name: presets.get(name) for name in METHODS if name in presets.PRESETS}
+    own[STEPS_FROM_CCA] = replace(
+        own["fedcca-real"],
+        method=replace(own["fedcca-real"].method, local_steps=own["fedavg-real"].method.local_steps),
+        rounds=replace(own["fedavg-real"].rounds, rounds=own["fedavg-real"].rounds.rounds + 1),
+    )
+    chosen = {name: seeded(replace(one, data=source), seed) for name, one in own.items()}
     if quick:
         chosen = {
             name: replace(
                 one,
-                method=replace(one.method, local_steps=2),
-                rounds=replace(one.rounds, rounds=1),  # type: ignore[type-var]
+                method=replace(one.method, local_steps=min(2, one.method.local_steps)),
+                rounds=replace(one.rounds, rounds=1),
             )
             for name, one in chosen.items()
         }
@@ -83,26 +99,106 @@ def figures(folder: RunFolder) -> Figures:
     """Recall on the test pairs and few-shot areas of a finished run; of one without a source, recall on that source."""
     experiment = folder.experiment()
     left = experiment.partition.left_out
-    return _of_left_out(folder, left) if left else {**_recalls(folder), **_areas(folder)}
+    if left:
+        return _of_left_out(folder, left)
+    trained = Trained(folder)
+    return {
+        **_recalls(trained),
+        **_areas(trained),
+        "membership": _membership(trained),
+        "processor s": _seconds(folder),
+    }
 
 
-def _recalls(folder: RunFolder) -> Figures:
-    run = FinishedRun(folder, folder.experiment().name)
-    own, state = run.trained()
-    vectors = run.embedded(own, state)
+class Trained:
+    """A finished run's models on features of the frozen towers, which are computed once for all runs."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.run = FinishedRun(folder, folder.experiment().name)
+        self.own, self.state = self.run.trained()
+        self.features = _features(folder)
+        self.client = self.run.assembly.client("figures", None)
+
+    def heads(self, site: str = "") -> Any:
+        """The model, with the weights that this site has."""
+        weights = self.own.get(site, self.state)
+        self.client.load({name: weights[name] for name in self.client.state()})
+        return self.client.model.eval()
+
+    @torch.no_grad()
+    def vectors(self, split: str) -> dict[str, tuple[Tensor, Tensor]]:
+        """Site -> unit vectors of its pairs of a split."""
+        cohort, found = self.run.assembly.cohort, {}
+        for site in self.run.data:
+            model = self.heads(site)
+            ids = [cohort.ids[row] for row in cohort.rows(split, site)]
+            image, text = (torch.stack(halves) for halves in zip(*(self.features[one] for one in ids), strict=True))
+            found[site] = F.normalize(model.image_head(image), dim=1), F.normalize(model.text_head(text), dim=1)
+        return found
+
+
+_kept: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
+
+
+def _features(folder: RunFolder) -> dict[str, tuple[Tensor, Tensor]]:
+    """Id of a pair -> what the frozen towers make of its image [W] and report [V], pooled."""
+    experiment = folder.experiment()
+    data = experiment.data.path  # type: ignore[attr-defined]
+    if data not in _kept:
+        assembly = Assembly(experiment, folder.path)
+        rows = torch.arange(len(assembly.cohort)).numpy()
+        served = assembly.serve(assembly.cohort, {"train": rows[:0], "test": rows})
+        client = assembly.client("figures", None)
+        halves: list[tuple[Tensor, Tensor]] = []
+        client.model.eval()
+        with torch.no_grad(), before_heads(client.model) as seen:
+            for batch in served.batches("test", 32, drop_last=False):
+                client.model(batch)
+                halves += zip(seen["image"], seen["text"], strict=True)
+        _kept[data] = dict(zip(assembly.cohort.ids, halves, strict=True))
+    return _kept[data]
+
+
+def _recalls(trained: Trained) -> Figures:
+    vectors = trained.vectors("test")
     image, text = (torch.cat(halves) for halves in zip(*vectors.values(), strict=True))
     sources = [site for site, (of_site, _) in vectors.items() for _ in range(len(of_site))]
-    patients = [patient for site in vectors for patient in run.patients[site]]
+    patients = [patient for site in vectors for patient in trained.run.patients[site]]
     rows = [
         row for row in recall_rows(image, text, sources, patients, KS, resamples=2) if row.scope in (EVERYTHING, WITHIN)
     ]
     shown = {}
     for row in rows:
-        if row.scope == WITHIN or not own:  # sites alone: a film of one model and a text of another do not compare
+        if row.scope == WITHIN or not trained.own:  # sites alone: images and texts of two models do not compare
             shown[f"{row.scope}, R@{row.k}"] = row.recall.value
         shown[f"{row.scope}, R@{row.k}, chance"] = row.chance
         shown[f"{row.scope}, R@{row.k}, oracle"] = row.oracle
-    return {**shown, "test pairs": float(len(image))}
+    for site, (image, text) in vectors.items():
+        of_site = recall_rows(image, text, [site] * len(image), [""] * len(image), (1,), resamples=2)
+        shown[f"{site}, R@1"] = next(row.recall.value for row in of_site if row.scope == EVERYTHING)
+    return {**shown, "test pairs": float(len(sources))}
+
+
+def _membership(trained: Trained) -> float:
+    """Area in percent, by site standardised, of the cosine of a pair: pairs that were trained on against test pairs."""
+    cosines, member, sites = [], [], []
+    for split in ("train", "test"):
+        for site, (image, text) in trained.vectors(split).items():
+            cosines.append((image * text).sum(dim=1).double())
+            member += [split == "train"] * len(image)
+            sites += [site] * len(image)
+    truth = torch.tensor(member)
+    weight = matching_weights(sites, truth)
+    scores = standardised(torch.cat(cosines), truth, weight, sites)
+    area = membership("", "", "", scores, truth, weight, range(len(truth)), resamples=2).area
+    return area.value
+
+
+def _seconds(folder: RunFolder) -> float:
+    """Processor seconds that the sites trained, without making the features of the towers for the first time."""
+    return sum(
+        metrics.get(PROCESSOR_SECONDS, 0.0) for record in folder.history() for metrics in record["sites"].values()
+    )
 
 
 def _of_left_out(folder: RunFolder, left: str) -> Figures:
@@ -153,19 +249,16 @@ def _films(data: Path) -> tuple[Any, Tensor]:
     return cohort, tokens
 
 
-def _areas(folder: RunFolder) -> Figures:
-    """Few-shot areas on the tower's features, and on those of the head of each model of the run (their mean)."""
-    run = FinishedRun(folder, folder.experiment().name)
-    own, state = run.trained()
-    data = Path(folder.experiment().data.path).parent  # type: ignore[attr-defined]
+def _areas(trained: Trained) -> Figures:
+    """Areas on the tower's features, on those of the head of each model of the run, and of zero-shot (their means)."""
+    data = Path(trained.run.experiment.data.path).parent  # type: ignore[attr-defined]
     cohort, tokens = _films(data)
-    client = run.assembly.client("figures", None)
     found: list[Figures] = []
-    for weights in own.values() or [state]:
-        client.load({name: weights[name] for name in client.state()})
+    for site in trained.own or ("",):
+        model = trained.heads(site)
         with torch.no_grad():
-            projected = client.model.eval().image_head(tokens[:, 0])
-        found.append(few_shot(cohort, projected))
+            projected = model.image_head(tokens[:, 0])
+        found.append({**probed(cohort, projected), **zero_shot(cohort, projected, trained.client)})
     return {f"{name}, head": fmean(one[name] for one in found) for name in found[0]} | {
         f"{name}, tower": area for name, area in _of_tower(data).items()
     }
@@ -175,30 +268,71 @@ def _areas(folder: RunFolder) -> Figures:
 def _of_tower(data: Path) -> Figures:
     """The areas on the tower's own features, which no run changes."""
     cohort, tokens = _films(data)
-    return few_shot(cohort, tokens[:, 0])
+    return probed(cohort, tokens[:, 0])
 
 
-def few_shot(cohort: Any, features: Tensor) -> Figures:
+def probed(cohort: Any, features: Tensor) -> Figures:
     """Macro AUROC in percent on the test films, mean over the draws, from features [N, W] of all films."""
     shown = {}
     for name in (CLASSES, NIH):
-        classes = tuple(name.partition(" (")[0].split(", "))
-        settings = LinearProbe(classes=classes, fractions=(), shots=(SHOTS,), solver="lbfgs", seeds=tuple(range(DRAWS)))
-        among = torch.from_numpy(cohort.labels[:, [cohort.label_names.index(one) for one in classes]] == 1).any(dim=1)
-        task = task_of(cohort, settings)
-        targets = torch.where(among[:, None], task.targets, torch.nan)
-        rows = records(cohort, among.numpy())
-        train, val, test = (Sample(features[one], targets[one]) for one in (rows.train, rows.val, rows.test))
-        areas = []
-        for seed in settings.seeds:
-            (subset,) = settings.subsets()
-            head = fit(task, settings, train.take(subset.draw(train.targets == 1, seed)), val, seed, None)
-            with torch.no_grad():
-                scores = task.probabilities(head(test.features))
-            every = torch.ones(1, len(scores), dtype=torch.float64)
-            areas.append(fmean(float(area(every)) for area in areas_of(scores, test.targets)))
-        shown[f"{SHOTS} shots of {name}"] = 100 * fmean(areas)
+        settings = LinearProbe(
+            classes=_classes(name), fractions=(1.0,), shots=SHOTS, solver="lbfgs", seeds=tuple(range(DRAWS))
+        )
+        task, rows = _told(cohort, settings)
+        train, val, test = (Sample(features[one], task.targets[one]) for one in (rows.train, rows.val, rows.test))
+        for subset in settings.subsets():
+            areas = []
+            for seed in settings.seeds if subset.shots else settings.seeds[:1]:  # all records are drawn in one way
+                head = fit(task, settings, train.take(subset.draw(train.targets == 1, seed)), val, seed, None)
+                with torch.no_grad():
+                    areas.append(_area(task.probabilities(head(test.features)), test.targets))
+            shown[f"{subset} of {name}"] = fmean(areas)
     return shown
+
+
+@torch.no_grad()
+def zero_shot(cohort: Any, projected: Tensor, client: Any) -> Figures:
+    """Macro AUROC in percent on the test films by the cosine with ten prompts a class, mean over the draws."""
+    shown = {}
+    for name in (CLASSES, NIH):
+        task, rows = _told(cohort, LinearProbe(classes=_classes(name)))
+        areas = []
+        for seed in range(DRAWS):
+            sentences = {one: prompts(NAMED[one], 10, seed) for one in task.names}
+            texts = {one: _embedded(client, of_class) for one, of_class in sentences.items()}
+            areas.append(_area(class_scores(projected[rows.test], texts), task.targets[rows.test]))
+        shown[f"zero-shot of {name}"] = fmean(areas)
+    return shown
+
+
+_read: dict[tuple[str, ...], Tensor] = {}
+
+
+def _embedded(client: Any, texts: tuple[str, ...]) -> Tensor:
+    """Unit vectors of sentences, which the frozen text tower reads once for all runs."""
+    if texts not in _read:
+        with before_heads(client.model) as seen:
+            embedded_texts(client, texts)
+        _read[texts] = seen["text"]
+    return F.normalize(client.model.text_head(_read[texts]), dim=1)
+
+
+def _classes(name: str) -> tuple[str, ...]:
+    return tuple(name.partition(" (")[0].split(", "))
+
+
+def _told(cohort: Any, settings: LinearProbe) -> tuple[Any, Any]:
+    """The task of the settings' classes, without other records, and its records by split."""
+    columns = [cohort.label_names.index(one) for one in settings.classes]
+    among = torch.from_numpy(cohort.labels[:, columns] == 1).any(dim=1)
+    task = task_of(cohort, settings)
+    task = replace(task, targets=torch.where(among[:, None], task.targets, torch.nan))
+    return task, records(cohort, among.numpy())
+
+
+def _area(scores: Tensor, targets: Tensor) -> float:
+    every = torch.ones(1, len(scores), dtype=torch.float64)
+    return 100 * fmean(float(area(every)) for area in areas_of(scores, targets))
 
 
 def shown(rows: Table, method: str, figure: str) -> str:
@@ -254,9 +388,14 @@ def retrieval(rows: Table) -> str:
 
 
 def classification(rows: Table) -> str:
-    """Few-shot areas."""
-    columns = [f"{SHOTS} shots of {name}, {where}" for where in ("tower", "head") for name in (CLASSES, NIH)]
-    return table(["method", *columns], [[method, *(shown(rows, method, one) for one in columns)] for method in METHODS])
+    """Areas of the probes and of zero-shot; the first line is the untouched tower's."""
+    kinds = [*(f"{count}-shot" for count in SHOTS), "100 %", "zero-shot"]
+    columns = [f"{kind} of {name}" for name in (CLASSES, NIH) for kind in kinds]
+    body = [["untouched tower", *(shown(rows, METHODS[0], f"{one}, tower") for one in columns), "", ""]]
+    for method in METHODS:
+        figures = [*(f"{one}, head" for one in columns), "membership", "processor s"]
+        body.append([method, *(shown(rows, method, one) for one in figures)])
+    return table(["AUROC", *columns, "membership", "processor s"], body)
 
 
 def left_out(rows: Table) -> str:
