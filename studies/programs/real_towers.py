@@ -37,10 +37,9 @@ from fedvlp.evaluation.audit.membership import matching_weights, membership, sta
 from fedvlp.evaluation.downstream import images, records
 from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.evaluation.linear_probe import LinearProbe, Sample, areas_of, fit, task_of
-from fedvlp.evaluation.prompts import prompts
 from fedvlp.evaluation.site_metrics import embed
 from fedvlp.evaluation.source_retrieval import EVERYTHING, WITHIN, recall_rows
-from fedvlp.evaluation.zero_shot import class_scores, embedded_texts
+from fedvlp.evaluation.zero_shot import class_scores, embedded_texts, prompts
 from fedvlp.methods.fedcca import before_heads
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
