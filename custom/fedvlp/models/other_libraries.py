@@ -87,9 +87,14 @@ def as_model(start: Start) -> DualEncoder:
     tokens = start.text.tokenizer.max_tokens if start.text is not None else 64
     width = start.heads[0].out_features if start.heads else 128
     config = ModelConfig(
-        image_size=size, max_tokens=tokens, embedding_dim=width, head_hidden=None,
-        head_norm="none", text_pooling=start.text_pooling, alignment=False,
-    )  # fmt: skip
+        image_size=size,
+        max_tokens=tokens,
+        embedding_dim=width,
+        head_hidden=None,
+        head_norm="none",
+        text_pooling=start.text_pooling,
+        alignment=False,
+    )
     model = DualEncoder(config)
     if start.image is not None:
         model.image_encoder = start.image
@@ -168,8 +173,11 @@ def _fill(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
     missing = sorted(name for name in mine if name not in tensors and not name.endswith("num_batches_tracked"))
     wrong = sorted(name for name in mine if name in tensors and tensors[name].shape != mine[name].shape)
     if missing or wrong:
-        seen = [f"{len(names)} tensors are {kind} (e.g. {names[0]})" for kind, names in (
-            ("missing", missing), ("of another shape", wrong)) if names]  # fmt: skip
+        seen = [
+            f"{len(names)} tensors are {kind} (e.g. {names[0]})"
+            for kind, names in (("missing", missing), ("of another shape", wrong))
+            if names
+        ]
         raise StartError(f"{what}: its weights do not fit its configuration: {'; '.join(seen)}")
     with torch.no_grad():
         for name, tensor in mine.items():
@@ -265,9 +273,15 @@ def _load(folder: Path, model: Any, settings: Any) -> None:
     logging.disable_progress_bar()
     try:
         loaded, report = type(model).from_pretrained(
-            folder, config=settings, local_files_only=True, trust_remote_code=False, dtype=torch.float32,
-            output_loading_info=True, ignore_mismatched_sizes=False, **more,
-        )  # fmt: skip
+            folder,
+            config=settings,
+            local_files_only=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=False,
+            **more,
+        )
     except Exception as error:
         raise StartError(
             f"--start {folder.name!r}: its weights are damaged, hold more than tensors, or do not fit its {CONFIG} "
@@ -458,15 +472,23 @@ def _open_clip_own(
     try:
         width, size = int(vision["width"]), int(vision["image_size"])
         settings = CLIPVisionConfig(
-            hidden_size=width, num_hidden_layers=vision["layers"], image_size=size, patch_size=vision["patch_size"],
+            hidden_size=width,
+            num_hidden_layers=vision["layers"],
+            image_size=size,
+            patch_size=vision["patch_size"],
             num_attention_heads=width // vision.get("head_width", 64),
-            intermediate_size=int(width * vision.get("mlp_ratio", 4)), **act,
-        )  # fmt: skip
+            intermediate_size=int(width * vision.get("mlp_ratio", 4)),
+            **act,
+        )
         text_settings = CLIPTextConfig(
-            vocab_size=said["vocab_size"], hidden_size=said["width"], num_hidden_layers=said["layers"],
-            num_attention_heads=said["heads"], intermediate_size=4 * said["width"],
-            max_position_embeddings=said.get("context_length", 77), **act,
-        )  # fmt: skip
+            vocab_size=said["vocab_size"],
+            hidden_size=said["width"],
+            num_hidden_layers=said["layers"],
+            num_attention_heads=said["heads"],
+            intermediate_size=4 * said["width"],
+            max_position_embeddings=said.get("context_length", 77),
+            **act,
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise StartError(f"{what}: model_cfg of its {OPEN_CLIP} is incomplete ({error})") from None
     tokenizer = _tokenizer(folder, text_settings.max_position_embeddings, text_settings)
@@ -570,10 +592,13 @@ def _text_settings(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
         words, width = tensors["embeddings.word_embeddings.weight"].shape
         layers = len({name.split(".")[2] for name in tensors if name.startswith("encoder.layer.")})
         return BertConfig(
-            vocab_size=words, hidden_size=width, num_hidden_layers=layers, num_attention_heads=max(1, width // 64),
+            vocab_size=words,
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=max(1, width // 64),
             intermediate_size=len(tensors["encoder.layer.0.intermediate.dense.weight"]),
             max_position_embeddings=len(tensors["embeddings.position_embeddings.weight"]),
-        )  # fmt: skip
+        )
     except KeyError:
         raise StartError(
             f"--start {folder.name!r}: {CONFIG} of its text tower is missing, and its weights are no BERT's"

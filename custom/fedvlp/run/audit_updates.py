@@ -93,9 +93,10 @@ class Updates:
         """The name of the text tower's word embedding, if sites send it; "" otherwise."""
         vocabulary = getattr(getattr(self.assembly.modules()[0], "tokenizer", None), "vocabulary", 0)
         rows = (
-            name for name, tensor in self.state.items()
+            name
+            for name, tensor in self.state.items()
             if name.startswith("text_encoder.") and tensor.ndim == 2 and len(tensor) == vocabulary
-        )  # fmt: skip
+        )
         return next(filter(self.shared, rows), "")
 
     def _batch_size(self, count: int) -> int:

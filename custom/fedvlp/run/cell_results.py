@@ -244,11 +244,13 @@ class CellResults:
         flat = flattened(described(portable(experiment)), cell[1])
         of = {"method": cell[0], "seed": str(cell[1])}
         head = {
-            **of, SETTINGS: digest(json.dumps(flat, sort_keys=True))[:8],
-            COHORT: "" if is_drawn(experiment) else noted_cohort(run) or "", CODE: code(measure),
+            **of,
+            SETTINGS: digest(json.dumps(flat, sort_keys=True))[:8],
+            COHORT: "" if is_drawn(experiment) else noted_cohort(run) or "",
+            CODE: code(measure),
             **{name: str(by[name]) for name in (PROCESSOR, GPU, TORCH) if name in by},
             SECONDS: str(round(spent(history)[PHASES] + seconds, DECIMALS)),
-        }  # fmt: skip
+        }
         rounds = [
             {**of, "round": str(record["round"]), **_texts(_rounded(_in_short(record)))}
             for record in history

@@ -66,9 +66,7 @@ def measure(folder: RunFolder, run: FinishedRun | None = None) -> Path | None:
         return None
     protocol = ZeroShot(classes)
     own, state = run.trained()
-    areas = [
-        *_areas(run, protocol, INITIAL, {}, run.assembly.initial()), *_areas(run, protocol, TRAINED, own, state)
-    ]  # fmt: skip
+    areas = [*_areas(run, protocol, INITIAL, {}, run.assembly.initial()), *_areas(run, protocol, TRAINED, own, state)]
     rows = ((*list(vars(one).values())[:5], *vars(one.area).values()) for one in areas)
     file = write_csv(file_of(folder), [COLUMNS, *rows])
     measurements.note(folder, file)
