@@ -22,8 +22,8 @@ from fedvlp.core.method import Method, Schedule, ServerHooks, SiteHooks
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.latent import LatentCohort
 from fedvlp.evaluation.linear_probe import LinearProbe
+from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.evaluation.segmentation import Segmentation
-from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.evaluation.vqa import VQA
 from fedvlp.evaluation.zero_shot import ZeroShot
 from fedvlp.methods import METHODS

@@ -29,7 +29,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from common import machine, rounded, say, spread, table
+from common import command_line, machine, rounded, say, spread, table
 from gpu_trace import Trace, traced
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -454,7 +454,7 @@ def shown(name: str, piece: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="+", choices=list(PIECES), default=list(PIECES))

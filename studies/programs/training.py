@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import MIB, fresh_peak, interleaved, machine, peak, rounded, say, spread, table
+from common import MIB, command_line, fresh_peak, interleaved, machine, peak, rounded, say, spread, table
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedvlp.core.client import Client
@@ -352,7 +352,7 @@ def cache(names: list[str], common: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])

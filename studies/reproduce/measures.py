@@ -17,8 +17,8 @@ from fedvlp.data.cohort import Cohort
 from fedvlp.data.loader import SiteData
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.linear_probe import ADAMW, LinearProbe, linear_probe
+from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.evaluation.segmentation import Segmentation, segmentation
-from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.evaluation.vqa import VQA, vqa
 from fedvlp.models.load import load_encoders
 from fedvlp.models.selector import SelectorConfig

@@ -16,7 +16,7 @@ from fedvlp.core import norm_statistics
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
-from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import Centralized, FedAvg
 from fedvlp.report.run_page import write

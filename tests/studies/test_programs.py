@@ -24,7 +24,7 @@ from torch import nn
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.evaluation.audit.membership import Membership
 from fedvlp.evaluation.intervals import Interval, over_seeds
-from fedvlp.evaluation.site_metrics import embed
+from fedvlp.evaluation.retrieval import embed
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods.car_mfl import PARTNERS
 from fedvlp.run import presets

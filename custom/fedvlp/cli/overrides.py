@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from fedvlp.data.deid import Accepted
     from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
     from fedvlp.run.experiment import Experiment, Partition, Source
-if TYPE_CHECKING:
-    from fedvlp.run.experiment import Experiment
+    from fedvlp.run.folder import RunFolder
 
 
 Setting = Annotated[
@@ -81,6 +80,32 @@ def given(context: typer.Context, read: Collection[str] = ()) -> dict[str, str]:
         if source is not None and source.name == "COMMANDLINE" and name not in read:
             typed[name] = "/".join([*option.opts, *option.secondary_opts])
     return typed
+
+
+def typed_again(accept_phi_risk: bool, accept_phi_kind: list[str] | None, plugins: list[str] | None) -> list[str]:
+    """The words by which a command that goes on accepts what this one does, with the same plugins."""
+    words = ["--accept-phi-risk"] * accept_phi_risk
+    words += [word for kind in accept_phi_kind or () for word in ("--accept-phi-kind", kind)]
+    return words + [word for plugin in plugins or () for word in ("--plugin", plugin)]
+
+
+def resumed(
+    context: typer.Context, run: Path, preset: str | None, read: Collection[str], option: str
+) -> tuple[RunFolder, Experiment]:
+    """The run that ``--resume`` goes on with, and what it was started with.
+
+    ``read``: the options that count there as well. ``option``: how the command calls its ``preset``. Raises ValueError
+    for any other option, and for the preset of another run.
+    """
+    if unread := given(context, read):
+        raise ValueError(f"--resume goes on with the run's own configuration; leave {', '.join(unread.values())} out")
+    from fedvlp.run.folder import RunFolder
+
+    folder = RunFolder(run)
+    experiment = folder.experiment()
+    if preset not in (None, experiment.name):
+        raise ValueError(f"--resume is a run of {experiment.name}, not of {preset}; leave {option} out")
+    return folder, experiment
 
 
 def configured(
@@ -357,7 +382,7 @@ WORDS = {"preset": str, "data": str, "sites": int}
 """What stands above a file's settings, as the options of these names take it."""
 
 
-def read(path: Path) -> ConfigFile:
+def read_config_file(path: Path) -> ConfigFile:
     """The content of a file that ends in .toml or .json. Raises ValueError that says what is wrong, and where."""
     kinds = {".toml": _of_toml, ".json": _of_run}
     if path.suffix not in kinds:

@@ -14,6 +14,7 @@ from fedvlp.cli.overrides import (
     DATA,
     AcceptAll,
     AcceptKinds,
+    ConfigFile,
     Plugins,
     Setting,
     Start,
@@ -21,7 +22,10 @@ from fedvlp.cli.overrides import (
     configured,
     given,
     overridden,
+    read_config_file,
     records_of,
+    resumed,
+    typed_again,
     use_plugins,
 )
 from fedvlp.cli.stopping import goes_on_with
@@ -90,24 +94,13 @@ def simulate(
     if workers < 0:
         raise ValueError(f"--workers is {workers}; give how many sites train side by side, or 0 = as many as cores")
     again = ["--workers", str(workers)] if workers else []
-    again += ["--accept-phi-risk"] * accept_phi_risk
-    again += [word for kind in accept_phi_kind or () for word in ("--accept-phi-kind", kind)]
     again += ["--mlflow", mlflow] if mlflow else []
-    again += [word for plugin in plugins or () for word in ("--plugin", plugin)]
+    again += typed_again(accept_phi_risk, accept_phi_kind, plugins)
     if resume is not None:
-        if unread := given(context, WITH_RESUME):
-            raise ValueError(
-                f"--resume goes on with the run's own configuration; leave {', '.join(unread.values())} out"
-            )
-        from fedvlp.run.folder import RunFolder
-
-        folder = RunFolder(resume)
-        experiment = folder.experiment()
-        if preset not in (None, experiment.name):
-            raise ValueError(f"--resume is a run of {experiment.name}, not of {preset}; leave the preset out")
+        folder, experiment = resumed(context, resume, preset, WITH_RESUME, "the preset")
         return show_run(experiment, folder, workers, accept, again, mlflow)
-    experiment = asked_for(preset, config, data, sites, site, cache, settings, like, start)
-    experiment = with_features_kept(experiment, runs)
+    asked = asked_for(preset, config, data, sites, site, cache, settings, like, start)
+    experiment = with_features_kept(asked, runs)
     if dry_run:
         return tell_dry_run(experiment, workers, accept)
     from fedvlp.run.folder import RunFolder
@@ -174,9 +167,7 @@ def asked_for(
     start: str | None = None,
 ) -> Any:
     """The experiment of ``simulate``'s options; what they say goes before what the file of ``--config`` says."""
-    from fedvlp.cli.overrides import ConfigFile, read
-
-    file = read(config) if config else ConfigFile()
+    file = read_config_file(config) if config else ConfigFile()
     if file.data and site:
         raise ValueError("--config has data, and --site gives every site its data set; leave one of them out")
     return configured(

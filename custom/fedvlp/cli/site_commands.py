@@ -12,7 +12,13 @@ from fedvlp.cli.overrides import AcceptAll, AcceptKinds, Plugins, Setting, accep
 from fedvlp.cli.stopping import goes_on_as_typed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from fedvlp.data.deid import Accepted
     from fedvlp.data.screening import Screened
+    from fedvlp.deploy.prepare import Prepared
 
 app = typer.Typer()
 policy = typer.Typer(no_args_is_help=True, help="A site's own rules: classes and experiments of jobs.")
@@ -49,14 +55,8 @@ def prepare(
     import sys
 
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    from fedvlp.cli.overrides import overridden, site_source, stored
-    from fedvlp.cli.tables import finding_lines, prepared_tables, unused_lines
-    from fedvlp.data.overview import contact_sheet
-    from fedvlp.deploy.prepare import prepared, source_of
-    from fedvlp.report.data_page import SHEET, write
-    from fedvlp.report.figures import font_file
+    from fedvlp.cli.tables import finding_lines, unused_lines
 
     if samples < 1:
         raise ValueError(f"--samples is {samples}; give how many images the contact sheet shows, at least 1")
@@ -71,13 +71,34 @@ def prepare(
             )
 
     goes_on_as_typed()
-    chosen: Any
+    done = _decoded(console, _source(source, root, path, out, image_size, settings), workers, accept, look)
+    if show_findings:
+        console.print(*unused_lines(done.skipped), sep="\n", markup=False, highlight=False)
+    _say_prepared(console, done, out, samples)
+
+
+def _source(
+    source: str, root: Path | None, path: str | None, out: Path, image_size: int, settings: list[str] | None
+) -> Any:
+    """The data set that is asked for, with its cache in ``out``."""
+    from fedvlp.cli.overrides import overridden, site_source, stored
+    from fedvlp.deploy.prepare import source_of
+
     if root is not None:
-        chosen = source_of(source, root, out, path, image_size, settings or [])
-    elif path is None:
-        chosen = overridden(stored(site_source(source, image_size, "prepare"), out), settings)
-    else:
-        raise ValueError("--path is below --root; give that too, or SOURCE:FILE instead of both")
+        return source_of(source, root, out, path, image_size, settings or [])
+    if path is None:
+        return overridden(stored(site_source(source, image_size, "prepare"), out), settings)
+    raise ValueError("--path is below --root; give that too, or SOURCE:FILE instead of both")
+
+
+def _decoded(
+    console: Console, source: Any, workers: int, accept: Accepted, look: Callable[[Screened], None]
+) -> Prepared:
+    """Decodes a data set under a bar; ``look`` is shown its reports' scan before."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from fedvlp.deploy.prepare import prepared
+
     columns = ("decoding", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("decoding", total=None)
@@ -85,9 +106,16 @@ def prepare(
         def ready(rows: int, total: int) -> None:
             bar.update(task, completed=rows, total=total)
 
-        done = prepared(chosen, workers, ready, accept, look)
-    if show_findings:
-        console.print(*unused_lines(done.skipped), sep="\n", markup=False, highlight=False)
+        return prepared(source, workers, ready, accept, look)
+
+
+def _say_prepared(console: Console, done: Prepared, out: Path, samples: int) -> None:
+    """Prints what is in the data set, and writes its page and a sheet of ``samples`` images beside the cache."""
+    from fedvlp.cli.tables import prepared_tables
+    from fedvlp.data.overview import contact_sheet
+    from fedvlp.report.data_page import SHEET, write
+    from fedvlp.report.figures import font_file
+
     console.print(*prepared_tables(done.cohort, done.summary, done.built))
     print(f"page {write(done.cohort, done.summary, done.skipped, done.built, out / 'data.html')}")
     if any(done.cohort.has_image()):

@@ -9,11 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedvlp.cli import known
-from fedvlp.cli.overrides import AcceptAll, AcceptKinds, Plugins, Setting, accepted, configured, given, use_plugins
+from fedvlp.cli.overrides import (
+    AcceptAll,
+    AcceptKinds,
+    Plugins,
+    Setting,
+    accepted,
+    configured,
+    resumed,
+    typed_again,
+    use_plugins,
+)
 from fedvlp.cli.run_commands import Runs
 from fedvlp.cli.stopping import goes_on_with
 
 if TYPE_CHECKING:
+    from fedvlp.run.experiment import Experiment
     from fedvlp.run.pretrain import Comparison
 
 
@@ -55,31 +66,21 @@ def pretrain(
     from fedvlp.cli.tables import progress_line
     from fedvlp.models.initial import refuse_other_folder
     from fedvlp.run.folder import RunFolder
-    from fedvlp.run.pretrain import checkable, compare, note_command, noted_command, pretrainable, write_towers
+    from fedvlp.run.pretrain import checkable, note_command, noted_command, pretrainable, write_towers
     from fedvlp.run.simulate import simulate
 
     refuse_other_folder(out)
     if resume is None:
-        preset = preset or TINY_POOL
-        experiment = configured(preset, data, None, settings)
-        expected = checkable(experiment) if check else ""
-        pretrainable(experiment)
-        folder = RunFolder.create(runs, experiment)
-        note_command(folder, preset, data, settings or [])
-    elif unread := given(context, WITH_RESUME):
-        raise ValueError(f"--resume goes on with the run's own configuration; leave {', '.join(unread.values())} out")
+        experiment = configured(preset or TINY_POOL, data, None, settings)
     else:
-        folder = RunFolder(resume)
-        experiment = folder.experiment()
-        if preset not in (None, experiment.name):
-            raise ValueError(f"--resume is a run of {experiment.name}, not of {preset}; leave --preset out")
-        preset = experiment.name
-        expected = checkable(experiment) if check else ""
-        pretrainable(experiment)
+        folder, experiment = resumed(context, resume, preset, WITH_RESUME, "--preset")
+    expected = checkable(experiment) if check else ""
+    pretrainable(experiment)
+    if resume is None:
+        folder = RunFolder.create(runs, experiment)
+        note_command(folder, preset or TINY_POOL, data, settings or [])
     print(f"run {folder.path}")
-    again = ["--accept-phi-risk"] * accept_phi_risk + ["--check"] * check
-    again += [word for kind in accept_phi_kind or () for word in ("--accept-phi-kind", kind)]
-    again += [word for plugin in plugins or () for word in ("--plugin", plugin)]
+    again = typed_again(accept_phi_risk, accept_phi_kind, plugins) + ["--check"] * check
     goes_on_with("fedvlp", "pretrain", str(out), "--resume", str(folder.path), *again)
     with folder.removed_unless_begun() if resume is None else nullcontext():
         simulate(
@@ -91,10 +92,17 @@ def pretrain(
     wrote, made = write_towers(folder, out, noted_command(folder))
     print(f"held-out records of the pool: {_recall(made['held_out'])}\nwrote {wrote}")
     if check:
-        comparison = compare(experiment, expected, out)
-        print(_told(preset, comparison))
-        if comparison.problem:
-            raise ValueError(f"these are not the shipped {preset}: {comparison.problem}")
+        _say_compared(experiment, expected, out)
+
+
+def _say_compared(experiment: Experiment, expected: str, out: Path) -> None:
+    """Says how near the encoders in ``out`` are to the shipped ones. Raises ValueError where they are others."""
+    from fedvlp.run.pretrain import compare
+
+    comparison = compare(experiment, expected, out)
+    print(_told(experiment.name, comparison))
+    if comparison.problem:
+        raise ValueError(f"these are not the shipped {experiment.name}: {comparison.problem}")
 
 
 def _recall(held_out: Mapping[str, float]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,11 @@ from fedvlp.cli.overrides import (
     use_plugins,
 )
 from fedvlp.cli.stopping import goes_on_as_typed
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedvlp.run.cell_results import Table
 
 app = typer.Typer()
 
@@ -60,7 +65,6 @@ def sweep(
         known.refuse_experiment(preset, data, site, settings)
     from rich.console import Console
 
-    from fedvlp.cli.tables import plain_table
     from fedvlp.run import sweep as of
     from fedvlp.run.cell_results import origin
     from fedvlp.run.fitting import absolute
@@ -83,11 +87,19 @@ def sweep(
     if not table.cells:
         raise ValueError("sweep: no cell has finished; run it with --jobs 1 or more")
     console.print(origin(table))
-    heading, rows = of.as_rows(table)
+    _say(console, table)
+    for file in of.write(table, runs):
+        print(f"wrote {file}")
+
+
+def _say(console: Console, table: Table) -> None:
+    """Prints what the cells reached: a table for each figure, since a terminal would cut one of all off."""
+    from fedvlp.cli.tables import plain_table
+    from fedvlp.run.sweep import as_rows
+
+    heading, rows = as_rows(table)
     print("mean (deviation) over seeds, %; differences with 95 % intervals")
-    for first in range(2, len(heading), 2):  # a table for each figure: in one, a terminal would cut them off
+    for first in range(2, len(heading), 2):
         chosen = [0, 1, first, first + 1]
         cells = [[row[index] for index in chosen] for row in rows]
         console.print(plain_table("", [heading[index] for index in chosen], cells))
-    for file in of.write(table, runs):
-        print(f"wrote {file}")

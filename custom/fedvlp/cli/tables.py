@@ -18,7 +18,7 @@ from fedvlp.evaluation import metric_names as names
 from fedvlp.run.metrics import SERVER, by_site, of_server, overall
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from fedvlp.run.audit import Audit
     from fedvlp.run.dry_run import DryRun
     from fedvlp.run.folder import RunFolder
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from fedvlp.run.status_writer import Progress
 
 

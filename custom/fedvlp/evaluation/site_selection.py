@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedvlp.core.client import Client
 from fedvlp.core.optimizers import Adam
-from fedvlp.evaluation.site_metrics import embed_images
+from fedvlp.evaluation.retrieval import embed_images
 from fedvlp.evaluation.zero_shot import class_texts, embedded_texts, prompts, site_probabilities
 from fedvlp.models.selector import Selector
 

@@ -24,7 +24,7 @@ from fedvlp.core.types import State
 from fedvlp.evaluation.classification import auc, refuse_nan
 from fedvlp.evaluation.downstream import refuse_repeated
 from fedvlp.evaluation.output import new_figure, write_csv, write_png
-from fedvlp.evaluation.site_metrics import embed_images
+from fedvlp.evaluation.retrieval import embed_images
 
 # Sentences that name a class, for zero-shot classification: severity x kind x location, by class (spec 10.4).
 #

@@ -22,7 +22,7 @@ from fedvlp.data.partition import dirichlet_partition, published_columns
 from fedvlp.data.report_imputation import retrieve_reports
 from fedvlp.data.screening import Summary, kept_tokens, screen
 from fedvlp.evaluation.classification import Classification
-from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.federation.server_trainer import ServerTrainer
 from fedvlp.federation.site import Evaluate, Site
 from fedvlp.federation.site_memory import SiteMemory

@@ -24,8 +24,7 @@ from fedvlp.core.validate import require
 from fedvlp.evaluation import distortion
 from fedvlp.evaluation.audit.canaries import MEMORISED, UNSEEN, Exposure, train_on
 from fedvlp.evaluation.audit.canaries import PLANTED as PLANTED_CANARIES
-from fedvlp.evaluation.audit.gradients import GRADIENT
-from fedvlp.evaluation.audit.inversion import Inversion
+from fedvlp.evaluation.audit.gradients import GRADIENT, Inversion
 from fedvlp.evaluation.audit.membership import (
     MEMBERS,
     OTHERS,

@@ -32,10 +32,10 @@ from fedvlp.evaluation.audit.canaries import (
     phrases,
     train_on,
 )
-from fedvlp.evaluation.audit.inversion import FILMS, Inversion, compared, inverted
+from fedvlp.evaluation.audit.gradients import FILMS, Inversion, compared, inverted
 from fedvlp.evaluation.audit.membership import GUESSED, MEMBERS, OTHERS, guessed_cosines
 from fedvlp.evaluation.audit.one_update import SiteInference, Words, recovered, told
-from fedvlp.evaluation.site_metrics import embed
+from fedvlp.evaluation.retrieval import embed
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods.ensemble import MODEL
 from fedvlp.methods.math.contrast import representations

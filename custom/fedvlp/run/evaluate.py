@@ -18,8 +18,8 @@ from fedvlp.core.types import MODALITIES, State
 from fedvlp.data.cohort import Cohort
 from fedvlp.evaluation import distortion, metric_names
 from fedvlp.evaluation import linear_probe as probes
+from fedvlp.evaluation import retrieval as sources
 from fedvlp.evaluation import segmentation as masks
-from fedvlp.evaluation import source_retrieval as sources
 from fedvlp.evaluation import vqa as answers
 from fedvlp.evaluation import zero_shot as zero
 from fedvlp.evaluation.downstream import never_said, refuse_repeated

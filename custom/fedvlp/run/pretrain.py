@@ -24,7 +24,7 @@ from fedvlp.core.types import MODALITIES, group
 from fedvlp.core.validate import require
 from fedvlp.data.loader import SiteData
 from fedvlp.evaluation import metric_names as names
-from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.models.initial import SHIPPED, load_initial, made, parse, pinned, save_initial, settled
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly

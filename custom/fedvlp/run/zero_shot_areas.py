@@ -6,7 +6,6 @@ are, and the file holds figures alone.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -124,17 +123,7 @@ def _of_site(
 
 def read(folder: RunFolder) -> list[Area]:
     """The areas that ``measure`` wrote; none where it did not, or of another model. Raises ValueError for damage."""
-    file = file_of(folder)
-    if not file.exists() or measurements.is_of_another_model(folder, file):
-        return []
-    try:
-        with open(file, encoding="utf-8", newline="") as lines:
-            return [_read(line) for line in csv.DictReader(lines)]
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(
-            f"{folder.path}: evaluation/zero-shot-findings.csv is not what fedvlp wrote there; remove it and measure "
-            "again with `fedvlp report RUN --intervals`"
-        ) from None
+    return measurements.lines_of(folder, file_of(folder), _read)
 
 
 def at_chance(path: Path) -> bool:

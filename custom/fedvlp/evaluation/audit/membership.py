@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from fedvlp.core.types import Batch
 from fedvlp.evaluation.audit.gradients import Directions, directions
 from fedvlp.evaluation.intervals import Figure, Interval, area_of, bootstrap
-from fedvlp.evaluation.site_metrics import embed
+from fedvlp.evaluation.retrieval import embed
 
 TEMPERATURE = 0.07
 """Of the loss by which a pair is scored (CLIP's)."""
