@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Python keeps what it compiled, whatever the shell says: without it pytest rewrites every assert again at each start.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo poc test test-slow test-all nightly test-numeric docs golden towers mutants lint bench lock release sbom clean
+.PHONY: demo poc test test-slow test-all nightly test-numeric docs pictures golden towers mutants lint bench lock release sbom clean
 
 # Nothing is installed whose SHA-256 is not in a lock, and nothing is resolved. uv does it in seconds where pip takes
 # minutes; pip fetches uv itself, and does all of it where uv cannot (no wheel for this machine, a package mirror that
@@ -64,11 +64,20 @@ test-all: $(VENV)/tools
 # What takes too long for every commit: a thousand schedules, learning bands, every method on another device, each in
 # every place and interrupted; the fast tests under other settings of a machine, in an order of the day; the mutants.
 ORDER ?= $(shell date +%F)
+# Whether German is installed; else it is made in build/, of what Debian's package locales brings.
+GERMAN := locale -a | grep -qix 'de_DE\.utf-\?8'
+LOCALES := $(abspath build/locales)
 nightly: $(VENV)/tools
 	$(BIN)/python -m pytest -n 4 -m slow
-	umask 077 && LOCALE=de_DE.UTF-8 LC_ALL=de_DE.UTF-8 TZ=Asia/Kolkata RANDOM_ORDER=$(ORDER) $(BIN)/python -m pytest -n 2 -m "not slow"
+	$(GERMAN) || { mkdir -p $(LOCALES) && localedef -i de_DE -f UTF-8 $(LOCALES)/de_DE.UTF-8; }
+	umask 077 && { $(GERMAN) || export LOCPATH=$(LOCALES); } && LOCALE=de_DE.UTF-8 LC_ALL=de_DE.UTF-8 TZ=Asia/Kolkata RANDOM_ORDER=$(ORDER) $(BIN)/python -m pytest -n 2 -m "not slow"
 	LOCALE=C LC_ALL=C RANDOM_ORDER=$(ORDER) $(BIN)/python -m pytest -n 2 -m "not slow"
 	$(MAKE) mutants
+
+# The picture of README, from a run of a minute.
+pictures: $(VENV)/tools
+	$(BIN)/fedvlp simulate feddra --sites 2 --set data.size=800 --set rounds.rounds=2 --set method.local_steps=8 --runs build/pictures
+	$(BIN)/python studies/programs/retrieval_picture.py build/pictures/feddra/001
 
 # Draws the picture of the rooms and writes the page of FedDRA anew, then builds the site: open build/docs/index.html.
 # A warning is an error; mkdocs does not count warnings when it is told to be quiet.

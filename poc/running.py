@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 MODULES = ("nvflare.private.", "fedvlp.flare.", "torch.distributed.")
-"""How the modules begin that the kits' scripts and FLARE start. A trainer has the workspace as its folder alone."""
+"""How the modules begin that the kits' scripts and FLARE start. A worker has the workspace as its folder alone."""
 
 
 def is_ours(words: list[str], folder: str, workspace: str) -> bool:

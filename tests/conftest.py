@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import locale
 import os
 import random
 import re
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import typer
+from typer.main import get_command
 
 # before torch is imported: also programs that tests start; two threads each on busy cores wait for each other
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
@@ -28,8 +32,12 @@ from support.simulator import REPEATED
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 
+gc.disable()  # until every file is collected: what they import stays, and looking through it is a third of the time
+atexit.register(gc.unfreeze)
+
 if "LOCALE" in os.environ:  # as a program that reads the person's settings: an unknown one is an error
     locale.setlocale(locale.LC_ALL, os.environ["LOCALE"])
+    locale.setlocale(locale.LC_MESSAGES, "C")  # tests look for what the system says in English
 
 SLOW_SECONDS = 900
 """The time limit of a test marked slow; that of others is in pyproject.toml."""
@@ -84,6 +92,31 @@ def _small_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test downloads, and none depends on where runs are kept on this machine."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("FEDVLP_HOME", raising=False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _command_line_built_once() -> Iterator[None]:
+    """Typer makes 40 commands of their functions at every call, which takes longer than most mistakes to be refused."""
+    built: dict[tuple[typer.Typer, int], Any] = {}
+
+    def size(app: typer.Typer) -> int:
+        """Commands: some are added while a process runs (cli/laboratory.py)."""
+        inner = (group.typer_instance for group in app.registered_groups)
+        return len(app.registered_commands) + sum(size(one) for one in inner if one)
+
+    def once(app: typer.Typer) -> Any:
+        key = app, size(app)
+        return built[key] if key in built else built.setdefault(key, get_command(app))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.main.get_command", once)
+        patch.setattr("typer.testing._get_command", once)
+        yield
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -349,3 +349,31 @@ def test_what_is_said_to_be_missing_is_missing() -> None:
     assert len(rows) >= 19
     assert [name for name, there in rows if not there and name.lower() in METHODS] == []
     assert {there for _, there in rows if there} <= {kind.__name__ for kind in METHODS.values()}
+
+
+# docs/choose.md
+
+
+def test_what_leaves_a_site_is_said_for_every_preset_that_discloses_more() -> None:
+    from fedvlp.run.presets import PRESETS
+
+    said: dict[str, str] = {}
+    for names, leaves in re.findall(r"^\| ((?:`[\w-]+` ?)+) \| (.*) \|$", text("choose.md"), re.MULTILINE):
+        said |= {name: leaves for name in re.findall(r"`([\w-]+)`", names) if PRESETS[name].method.discloses()}
+    assert said == {name: preset.method.discloses() for name, preset in PRESETS.items() if preset.method.discloses()}
+
+
+def test_choose_names_every_preset() -> None:
+    from fedvlp.run.presets import PRESETS
+
+    shown = set(re.findall(r"`([\w-]+)`", text("choose.md").partition("All presets")[2].partition("\n## ")[0]))
+    assert PRESETS.keys() - shown <= {"tiny-pool"}
+
+
+def test_the_readme_is_short_and_its_figures_are_the_results() -> None:
+    readme, results = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/results.md"))
+    assert len(readme.encode()) <= 8000
+    plain = " ".join(results.split())
+    intervals = set(re.findall(r"[+-]\d+\.\d+ \[[^]]+\]", " ".join(readme.split())))
+    assert len(intervals) >= 6
+    assert {one for one in intervals if one not in plain} == set()

@@ -77,8 +77,8 @@ def of_table(path: Path) -> Figures:
     return figures
 
 
-def of_selector(folder: RunFolder, experiment: Experiment, config: SelectorConfig) -> Figures:
-    """How often the run's selector names the site of a test image, and selectors trained anew with and without words.
+def of_selector(folder: RunFolder, experiment: Experiment, config: SelectorConfig, train: bool = True) -> Figures:
+    """How often the run's selector names the site of a test image, and with ``train`` others, with and without words.
 
     Beside it the share of the largest site, which who always names that site is right for.
     """
@@ -94,11 +94,13 @@ def of_selector(folder: RunFolder, experiment: Experiment, config: SelectorConfi
     figures = {TOLD: weighted(shares, test), LARGEST: largest(test)}
     others = {site: images for site, images in test.items() if site not in retrieving(assembly)}
     figures[TOLD_ELSEWHERE] = weighted(shares, others)
-    train = site_selection.images_of(client, data, "train", IMAGES)
+    if not train:
+        return figures
+    images = site_selection.images_of(client, data, "train", IMAGES)
     rate: float = experiment.method.selector_lr  # type: ignore[attr-defined]
     for name, embeddings in ((IMAGE, ("image",)), (TRIPLE, EMBEDDINGS)):
         fresh = replace(config, embeddings=embeddings).build(assembly.config(), experiment.rounds.seed)
-        site_selection.fit(fresh, client, train, STEPS, rate)
+        site_selection.fit(fresh, client, images, STEPS, rate)
         figures[anew(name)] = weighted(site_selection.told(fresh, client, test, classes), test)
     return figures
 

@@ -30,8 +30,7 @@ from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from fedvlp.core.aggregation import StreamingMean
 from fedvlp.core.types import State, Update
 from fedvlp.flare import messages
-from fedvlp.flare.raw_tensors import SETTING
-from fedvlp.flare.tensor_stream import PieceDecomposer
+from fedvlp.flare.tensor_stream import SETTING, PieceDecomposer
 
 ROUTE = {"channel": "ingest", "topic": "update"}
 SERVER = "server"

@@ -55,10 +55,10 @@ STEPS_FROM_CCA = "fedcca-then-steps-real"
 METHODS = ("local-real", "fedavg-real", "feddra-real", "central-real", "fedcca-real", STEPS_FROM_CCA)
 SOURCES = ("eurorad", "journals", "radiopaedia", "sirm")
 KS = (1, 5)
-SHOTS, DRAWS = (5, 20), 5
+SHOTS, DRAWS = (5, 20), 3
 CLASSES, NIH = "covid19, pneumonia, no_finding", "pneumonia, no_finding (NIH)"
 NAMED = {"covid19": "COVID-19", "pneumonia": "Pneumonia", "no_finding": "No Finding"}
-"""The classes of which evaluation/prompts.py has sentences, by the folders of the films."""
+"""The classes of which evaluation/zero_shot.py has sentences, by the folders of the films."""
 
 
 def experiments(data: Path, quick: bool, seed: int) -> Mapping[str, Experiment]:

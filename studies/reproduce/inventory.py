@@ -6,41 +6,32 @@ columns of their own, and the values that docs/methods.md states.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.labels import CHEXPERT
+from fedvlp.data.synthetic.cases import FINDINGS
+from fedvlp.evaluation.distortion import MEAN
 from fedvlp.run.config import choose
 from studies.claims import ledger, selection
 from studies.claims.ensembles import RSUM
 from studies.reproduce import measures as m
 from studies.reproduce import printed
 from studies.reproduce.experiments import alignment, missing_modalities, records, representations, unlike_sites
-from studies.reproduce.measures import at_site, by_round, head, own
-from studies.reproduce.table import Column, Entry, Row, Study
+from studies.reproduce.measures import at_site, head, own
+from studies.reproduce.table import DEMO, Column, Entry, Row, Size, Study
 
 OWN_PATIENTS = "the counts are of MIMIC's patients"
 BY_EYE = "a picture to be judged by eye: no figure is printed"
 
-R1, R5, W1, W5 = (
-    Column(title, figure)
-    for title, figure in (
-        ("R@1", m.AVERAGE), ("R@5", m.AVERAGE5), ("Wst@1", m.WORST), ("Wst@5", m.WORST5),
-    )
-)  # fmt: skip
-SPREAD = Column("disparity", m.DISPARITY)
-HEADS = tuple(
-    Column(f"{title} {share}", head(data, share))
-    for title, data in (("RSNA", alignment.RSNA), ("Covid", alignment.COVID), ("seg", alignment.SEGMENTED))
-    for share in ("1 %", "10 %")
-)  # fmt: skip
 
 # FedDRA
 
 RETR = (m.AVERAGE, m.AVERAGE5, m.WORST, m.WORST5)
-HEAD_FIGURES = tuple(column.figure for column in HEADS)
+HEAD_FIGURES = tuple(
+    head(data, share) for data in (alignment.RSNA, alignment.COVID, alignment.SEGMENTED) for share in ("1 %", "10 %")
+)
 MAIN_FIGURES = (*HEAD_FIGURES, *RETR)
 BY_SITE = (
     *(at_site(site) for site in records.SITES), m.AVERAGE, *(at_site(site, 5) for site in records.SITES), m.AVERAGE5,
@@ -72,21 +63,43 @@ def _pairs(labels: Sequence[str], named: Sequence[Any]) -> Iterator[tuple[str, A
 OWN_LOSSES = "FedEMA, FedU, FedX and FedMAE train their own loss beside ConVIRT's, whatever the block says."
 
 ALONE_TOO = ("centralized", "fedavg", *(("local", own(f"site-{number}")) for number in range(1, 6)), "local")
-COSINES = tuple(Column(f"round {number}", by_round(m.VAL_COSINE, number)) for number in range(4))
+
+RETRAINED = tuple(m.retrained(site) for site in (*records.SITES, MEAN))
+RECALLS = (*(at_site(site) for site in records.SITES), *(at_site(site, 5) for site in records.SITES))
+DISTORTED = tuple(m.distorted(site) for site in records.SITES)
 
 
-def _retrained(
-    study: Study, cell: str, paper: str, key: tuple[str, ...], title: str, printed: str, **more: str
-) -> Entry:
-    """Recall of the server's model before and after re-training at each site, or of local models on all records."""
-    columns = (
-        Column("before", m.BEFORE),
-        *(Column(f"re-trained, {site}", m.retrained(site)) for site in records.SITES),
-    )
-    return Entry(paper, key, title, study, (Row(cell, cell, printed=printed),), columns, **more)  # type: ignore[arg-type]
+def _turns(key: str) -> Entry:
+    """FedAvg's model, and the local models whose mean it is, and those of one round more."""
+    return _table(key, "server's and sites' models after a round of training", alignment.DISTORTION, (
+        "fedavg", *(("fedavg-before", model) for model in RETRAINED), *(("fedavg", model) for model in RETRAINED),
+    ), RECALLS, note="Turn 25 is the last round of the run, turn 26 one more at each site.")  # fmt: skip
 
 
-SERVER_NOTE = "Here the model after the last round; the paper's is that of 25 rounds, and local models of 26."
+def _shallow(key: str) -> Entry:
+    return _table(key, "shallow layers of the server's model re-trained", alignment.SHALLOW, (
+        "fedavg", "fedavg-twice", *(("fedavg", model) for model in RETRAINED[:-1]),
+    ), BY_SITE, note="Com. 25 is the last round of the run, com. 50 of one that is twice as long.")  # fmt: skip
+
+
+def _union(key: str) -> Entry:
+    return _table(key, "shallow layers of local models re-trained on the union", alignment.SHALLOW, (
+        "centralized", "fedavg", *(("local", model) for model in RETRAINED[:-1]),
+        *(("local", own(site)) for site in records.SITES),
+    ), BY_SITE, note="Block 1 is re-trained, block 2 as it was.")  # fmt: skip
+
+
+def _distortion(key: str, cell: str) -> Entry:
+    """The fall of the paired cosine by the site that was trained on."""
+    return _table(key, f"distortion, {cell}", alignment.DISTORTION, tuple((cell, model) for model in RETRAINED),
+                  DISTORTED, digits=4)  # fmt: skip
+
+
+def _cosines(size: Size) -> tuple[Column, ...]:
+    """One column a round."""
+    return tuple(Column(f"round {number}", str(number)) for number in range(1 + alignment.ROUNDS[size.name]))
+
+
 FEDDRA = (
     _table("feddra:2", "methods, three losses: heads and recall", alignment.HEADS, (
         "fedema", "fedmoon", "fedavg", "feddra", "fedx", "fedu", "fedavg-gloria", "feddra-gloria", "fedldawa-mgca",
@@ -111,30 +124,27 @@ FEDDRA = (
     _table("feddra:9", "mu", alignment.HEADS, ("feddra-mu-1", "feddra", "feddra-mu-10"),
            (*HEAD_FIGURES, m.AVERAGE, m.AVERAGE5, m.DISPARITY)),
     _table("feddra:10", "recall by site", alignment.RECALL, ALONE_TOO, BY_SITE),
-    _retrained(alignment.DISTORTION, "fedavg", "feddra", ("11",),
-               "server's and sites' models after a round of training", "- 29.2 23.5 24.7 26.1 29.1", note=SERVER_NOTE),
-    _retrained(alignment.SHALLOW, "fedavg", "feddra", ("12",), "shallow layers of the server's model re-trained",
-               "28.8 27.5 29.4 29.4 25.0 22.0", note=SERVER_NOTE),
-    _retrained(alignment.SHALLOW, "local", "feddra", ("13",), "shallow layers of local models re-trained on the union",
-               "- 24.4 18.1 22.2 21.7 23.2"),
+    _turns("feddra:11"),
+    _shallow("feddra:12"),
+    _union("feddra:13"),
     Entry("feddra", ("f3a-c", "f3a", "f3b", "f3c"), "graphs of tables 10, 11, 13", shows=("10", "11", "13")),
     Entry("feddra", ("f4a-c", "f4a", "f4b", "f4c"), "graphs of tables 7, 8, 9", shows=("7", "8", "9")),
-    Entry("feddra", ("f4d-f", "f4d", "f4e", "f4f"), "cosine of the pairs by round", alignment.RECALL,
-          (Row("FedAvg", "fedavg"), Row("FedDRA", "feddra")), COSINES, digits=3),
+    Entry("feddra", ("f4d-f", "f4d", "f4e", "f4f"), "cosine of the pairs by round", alignment.RECALL, tuple(
+        Row(f"{title}, {site}", cell, m.cosine_at(site))
+        for title, cell in (("FedAvg", "fedavg"), ("FedDRA", "feddra")) for site in records.SITES
+    ), _cosines(Size(DEMO)), columns_at=_cosines, digits=3,
+          note="Of validation records, under the model that a round starts from. The paper draws curves alone."),
 )  # fmt: skip
 
 # FedRGB
 
-DISTORTED = tuple(Column(site, m.distorted(site)) for site in records.SITES)
 ABLATION = ("fedrgb-average", "fedrgb-contrastive", "fedrgb")
-COUNTED = ("records", "Edema", "Pleural Effusion", "Consolidation", "Pneumothorax", "Pneumonia")
 
 
-def _counts(paper: str, ids: tuple[str, ...], title: str, note: str) -> Entry:
+def _counts(number: str, title: str, rows: Iterable[str], **more: Any) -> Entry:
     """A table of how records are dealt."""
-    rows = tuple(Row(name, "cohort", f"{name} ") for name in COUNTED)
-    columns = tuple(Column(site, f"at {site}") for site in records.SITES)
-    return Entry(paper, ids, title, alignment.COUNTS, rows, columns, note=note, digits=0)
+    return _table(f"fedrgb:{number}", title, alignment.COUNTS, tuple(("cohort", f"{row} ") for row in rows),
+                  tuple(f"at {site}" for site in records.SITES), digits=0, **more)  # fmt: skip
 
 
 FEDRGB = (
@@ -147,34 +157,26 @@ FEDRGB = (
     _table("fedrgb:5", "retrieval outside the training sites (EHRXQA)", alignment.ELSEWHERE,
            ("fedx", "fedmae", "fedema", "fedavg", "fedrgb"), (m.outside(1), m.outside(5), *RETR),
            note="Pairs of people whom a run was trained on are left out; the paper does not say whether it does so."),
-    Entry("fedrgb", ("6",), "distortion, FedAvg", alignment.DISTORTION,
-          (Row("FedAvg, column means", "fedavg", printed="0.076 0.0738 0.07 0.0694 0.0744"),), DISTORTED, digits=4),
-    _counts("fedrgb", ("7-8", "7", "8", "7, 8"), "records by site and finding",
-            "The sites of the paper: 37,318, 82,650, 50,100, 40,641, 21,523 records in all."),
+    _distortion("fedrgb:6", "fedavg"),
+    _counts("7", "records by site and combination of findings", map(alignment.combination, alignment.COMBINATIONS)),
+    _counts("8", "records by site and finding", FINDINGS),
     _table("fedrgb:10", "rho", alignment.HEADS, ("fedrgb-rho-1e-7", "fedrgb-rho-1e-4", "fedrgb"), HEAD_FIGURES),
-    Entry("fedrgb", ("11",), "distortion, FedRGB", alignment.DISTORTION,
-          (Row("FedRGB, column means", "fedrgb", printed="0.0508 0.0452 0.038 0.0506 0.039"),), DISTORTED, digits=4),
-    _table("fedrgb:12", "as tables 10 and 11 of FedDRA", alignment.RECALL, ALONE_TOO, BY_SITE,
-           ids=("12-13", "12", "13"), note="Table 13 is `feddra:11`."),
-    Entry("fedrgb", ("14",), "recall by number of rounds", alignment.RECALL,
-          (Row("FedRGB", "fedrgb"),),
-          tuple(Column(f"{number} rounds", by_round(m.VAL_AVERAGE, number)) for number in range(4)),
-          note="The paper prints 3.27, 28.56, 29.69 and 29.80 after 0, 15, 20 and 25 rounds."),
+    _distortion("fedrgb:11", "fedrgb"),
+    _table("fedrgb:12", "recall by site", alignment.RECALL, ALONE_TOO, BY_SITE),
+    _turns("fedrgb:13"),
+    _table("fedrgb:14", "number of rounds", alignment.HEADS, ("fedrgb-0", "fedrgb-15", "fedrgb-20", "fedrgb"),
+           MAIN_FIGURES, note="In the demo 0, 1, 2 and 3 rounds; at the smallest size 0, 2, 3 and 1."),
     _table("fedrgb:15", "alpha", alignment.HEADS, ("fedrgb-alpha-2", "fedrgb-alpha-5", "fedrgb-alpha-10"),
            (*HEAD_FIGURES, m.DISPARITY, m.AVERAGE, m.WORST), note=SWAPPED),
     _table("fedrgb:16", "2 and 5 sites", alignment.HEADS, ("fedrgb-2-sites", "fedrgb"),
            MAIN_FIGURES, note=SWAPPED),
-    replace(
-        _retrained(alignment.SHALLOW, "fedavg", "fedrgb", ("17-18", "17", "18"), "as tables 12 and 13 of FedDRA",
-                   "28.8 27.5 29.4 29.4 25.0 22.0", note=SERVER_NOTE + " Table 18 is `feddra:13`."),
-    ),
+    _shallow("fedrgb:17"),
+    _union("fedrgb:18"),
     _table("fedrgb:19", "ablation by site", alignment.RECALL, ABLATION, BY_SITE),
-    _counts("fedrgb", ("f3",), "records by site and finding, as a graph", "The graph of tables 7 and 8."),
-    Entry("fedrgb", ("f4-f7", "f4", "f5", "f6", "f7"), "graphs of tables 12, 13, 17, 18", shows=("12-13", "17-18")),
-    Entry("fedrgb", ("f8-f9", "f8", "f9"), "alpha: average and disparity", alignment.RECALL, (
-        Row("alpha 2", "fedrgb-alpha-2", printed="- 3.25"), Row("alpha 5", "fedrgb-alpha-5", printed="- 2.99"),
-        Row("alpha 10", "fedrgb-alpha-10", printed="- 2.37"),
-    ), (R1, SPREAD)),
+    Entry("fedrgb", ("f3",), "graph of tables 7 and 8", shows=("7", "8")),
+    Entry("fedrgb", ("f4-f7", "f4", "f5", "f6", "f7"), "graphs of tables 12, 13, 17, 18",
+          shows=("12", "13", "17", "18")),
+    Entry("fedrgb", ("f8-f9", "f8", "f9"), "alpha, as a graph", shows=("15",)),
     Entry("fedrgb", ("f10",), "rho, as a graph", shows=("10",)),
     Entry("fedrgb", ("f11",), "rounds, as a graph", shows=("14",)),
 )  # fmt: skip
@@ -201,13 +203,15 @@ CREAMFL = (
     ), (m.R1_SUM,), note=FOUR_SUMS + " In the demo 40 % of the patients are public, and 25 % in table 1."),
     Entry("creamfl", ("f4",), "communication and recall", representations.RECALL, tuple(
         Row(title, cell) for title, cell in (
-            ("FedAvg", "fedavg"), ("FedIoT", "fediot"), ("reamFL+IoT, few public", "reamfl-iot-small"),
-            ("reamFL+IoT", "reamfl-iot"), ("reamFL+IoT, many public", "reamfl-iot-large"),
-            ("CreamFL, few public", "creamfl-small"), ("CreamFL", "creamfl"), ("CreamFL, many public", "creamfl-large"),
+            *((f"{title}{of}", name + end) for title, name in (("FedAvg", "fedavg"), ("FedIoT", "fediot"))
+              for of, end in (("", ""), (", ResNet-50", "-resnet50"), (", ResNet-34", "-resnet34"))),
+            *((f"{title}{of}", name + end) for title, name in (("reamFL+IoT", "reamfl-iot"), ("CreamFL", "creamfl"))
+              for of, end in (("", ""), (", few public", "-small"), (", many public", "-large"),
+                              (", half as wide", "-half"), (", a quarter as wide", "-quarter"))),
         )
     ), (Column("MB a round", m.MEGABYTES), SUM),
-          note="The number of public pairs is swept: 25,000, 50,000, 100,000; in the demo 15, 25, 40 % of patients. "
-          "Its other sweep (width of the representations) is not here."),
+          note="Public pairs: 25,000, 50,000, 100,000; in the demo 15, 25, 40 % of patients. Width: 512, 256, 128; in "
+          "the demo 128, 64, 32. Its smaller models stand in for ResNet-50 and ResNet-34. The paper prints no value."),
 )  # fmt: skip
 
 # PMS-FM
@@ -217,7 +221,6 @@ PMS = (
     "centralized", "fedavg", "fedprox", "fedmoon", "fedsm", "fedfed", "pms-fm", "fedavg-mgca", "pms-fm-mgca",
 )  # fmt: skip
 AT_CLIENTS = (*(m.deployed_at(number) for number in range(1, 5)), m.deployed("mean"))
-SELECTED = (Column("sites told, %", selection.TOLD), Column("mean", m.deployed("mean")))
 OWN_AND_SELECTED = (selection.accuracy(selection.OWN), selection.accuracy("selected"))
 TRIPLE = (selection.anew(selection.TRIPLE),)
 PMS_FM = (
@@ -229,18 +232,15 @@ PMS_FM = (
     _table("pms-fm:3", "models of single sites", unlike_sites.ZERO_SHOT, (
         ("pms-fm", m.GLOBAL_MODEL), *(("pms-fm", m.client(number)) for number in range(1, 5)), "pms-fm",
     ), AT_CLIENTS, digits=3, judged=OWN_AND_SELECTED, note=LEAK + " The models of clients are the personalised ones."),
-    Entry("pms-fm", ("4",), "embeddings and fusion of the selector", unlike_sites.ZERO_SHOT, (
-        Row("image, token; MLP", "selector-image-token-mlp"), Row("image, token; CA", "selector-image-token-attention"),
-        Row("triple; MLP", "pms-fm"), Row("triple; CA", "selector-triple-attention"),
-    ), SELECTED, note="The paper prints six means, 0.614 to 0.635; docs/methods.md does not say of which rows. Its "
-          "SA fusion is not here.", digits=3, judged=TRIPLE),
-    Entry("pms-fm", ("5",), "embeddings of the selector", unlike_sites.ZERO_SHOT, (
-        Row("image; MLP", "selector-image-mlp", printed="54.3 0.601"),
-        Row("image, report; MLP", "selector-image-report-mlp"), Row("triple; MLP", "pms-fm"),
-        Row("image, report; CA", "selector-image-report-attention"), Row("triple; CA", "selector-triple-attention"),
-    ), SELECTED, note="The paper prints 0.543, 0.725, 0.815, 0.743, 0.835 and means 0.601, 0.621, 0.629, 0.627, 0.635; "
-          "its rows 2 and 4 have the same marks, so only the first is set beside ours.", digits=3,
-          judged=TRIPLE),
+    _table("pms-fm:4", "embeddings and fusion at inference", unlike_sites.ZERO_SHOT, (
+        "selector-enhanced-self", "selector-token-self", "selector-triple-attention", "selector-enhanced-mlp",
+        "selector-token-mlp", "pms-fm",
+    ), (m.deployed("mean"),), digits=3, judged=TRIPLE,
+           note="E: zero-shot compares images with the enhanced embedding; T: the selector sees the token embedding."),
+    _table("pms-fm:5", "embeddings of the selector", unlike_sites.ZERO_SHOT, (
+        "selector-image", "selector-report-attention", "selector-report-mlp", "selector-triple-attention", "pms-fm",
+    ), (m.NAMED, m.deployed("mean")), digits=3, judged=TRIPLE,
+           note="I, P, W: embeddings of image, prompt and words. Rows 2 and 4 have the same marks; here 4 has all."),
 )  # fmt: skip
 
 # CAR-MFL
@@ -261,25 +261,17 @@ def _public_sizes(end: str) -> tuple[Column, ...]:
 
 PUBLIC_PAIR = (Row("mFedAvgP", "mfedavg-p"), Row("CAR-MFL", "car-mfl"))
 CAR_MFL = (
-    Entry("car-mfl", ("1",), "macro AUC by mix of sites (image:text:both)", missing_modalities.MACRO_AUC_UNLIKE, (
-        Row("mFedAvg", "mfedavg", printed="86.64 87.95 87.4 82.99 87.01 84.48 79.69 86.32 80.47 72.76"),
-        Row("mFedAvgP", "mfedavg-p", printed="87.77 88.81 88.69 85.49 87.64 85.78 81.95 87.13 83.46 82.52"),
-        Row("CAR-MFL", "car-mfl", printed="89.78 90.06 89.94 88.22 90.12 89.62 87.31 89.22 88.93 86.14"),
-    ), (*MIXED, HETERO), note="The paper's row of CreamFL (78.42 75.39 75.79 78.47 75.47 75.65 78.36 75.28 75.49 "
-          "78.22) is left out: CreamFL trains no classifier here."),
-    Entry("car-mfl", ("2",), "bounds at 8:0:2", missing_modalities.MACRO_AUC, (
-        Row("mFedAvgP-NM", ledger.ALL_PAIRED, printed="90.17"), Row("lower", "lower", printed="83.11"),
-        Row("mFedAvgP", "mfedavg-p", printed="81.95"), Row("CAR-MFL", "car-mfl", printed="87.31"),
-    ), (Column("macro AUC", ledger.MACRO),), note="The paper's upper bound (91.67), which trains on everything pooled, "
-          "is not run here."),
-    Entry("car-mfl", ("3",), "public samples by number of patients", missing_modalities.DEALT, tuple(
-        Row(f"{number} patients", "cohort", missing_modalities.public_of(number), printed)
-        for number, printed in zip(missing_modalities.PUBLIC_SIZES, ("2701", "1888", "1210", "602"), strict=True)
-    ), (Column("training records", ""),), no_demo=OWN_PATIENTS, digits=0),
-    Entry("car-mfl", ("4",), "client sizes", missing_modalities.DEALT,
-          tuple(Row(site, "cohort", records.dealt(site)) for site in missing_modalities.TEN),
-          (Column("training records", ""),), no_demo=OWN_PATIENTS, digits=0,
-          note="The paper's sites have 2,086 to 2,528 (docs/methods.md, 12.2)."),
+    _table("car-mfl:1", "macro AUC by mix of sites (image:text:both)", missing_modalities.MACRO_AUC_UNLIKE,
+           ("mfedavg", "mfedavg-p", ("", "", "", "CreamFL trains no classifier here"), "car-mfl"),
+           (*((ledger.MACRO, column.cell) for column in (*MIXED, HETERO)),)),
+    _table("car-mfl:2", "bounds at 8:0:2", missing_modalities.MACRO_AUC, ("",), tuple(
+        (ledger.MACRO, cell) for cell in (ledger.POOLED, "lower", ledger.ALL_PAIRED, "mfedavg-p", "car-mfl")
+    )),
+    _table("car-mfl:3", "public samples by number of patients", missing_modalities.DEALT, ("cohort",),
+           tuple(map(missing_modalities.public_of, missing_modalities.PUBLIC_SIZES)), no_demo=OWN_PATIENTS, digits=0),
+    _table("car-mfl:4", "client sizes", missing_modalities.DEALT_UNLIKE,
+           ("cohort", ("cohort", missing_modalities.UNLIKE)), tuple(map(records.dealt, missing_modalities.TEN)),
+           no_demo=OWN_PATIENTS, digits=0, note="The released partitions number the sites from 1."),
     _table("car-mfl:5", "alpha, validation, 4:0:6", missing_modalities.MACRO_AUC, ("car-mfl",), tuple(
         (m.VAL_MACRO, end) for end in ("-alpha-10", "-alpha-5", "-alpha-4", "-4-0-6", "-alpha-2", "-alpha-0")
     )),
@@ -294,7 +286,7 @@ CAR_MFL = (
     Entry("car-mfl", ("f5",), "label distributions", missing_modalities.DEALT, tuple(
         Row(finding, "cohort", f"{finding} ") for finding in CHEXPERT
     ), tuple(Column(site, f"at {site}") for site in (*missing_modalities.TEN, PUBLIC)), digits=0,
-          no_demo="it has no fourteen labels; `fedvlp reproduce fedrgb:7-8` counts its five",
+          no_demo="it has no fourteen labels; `fedvlp reproduce fedrgb:8` counts its five",
           note="Training records in which a finding is present; the paper's counts are not in our sources."),
     Entry("car-mfl", ("f6",), "size of the public set, heterogeneous", missing_modalities.MACRO_AUC_UNLIKE, PUBLIC_PAIR,
           _public_sizes("-hetero")),
@@ -306,7 +298,8 @@ BY_KEY = {key: entry for entry in ENTRIES for key in entry.keys}
 
 NOT_MEASURED = (
     ("feddra", "1, f1, f2", "structural"), ("feddra", "f5", BY_EYE), ("fedrgb", "1, f1, f2", "structural"),
-    ("fedrgb", "9", "structural: parameters and transfer, which `--dry-run` computes"), ("fedrgb", "f12", BY_EYE),
+    ("fedrgb", "9", "structural: `--dry-run` has the transfer; its seconds are of four A40, its FLOP of sums"),
+    ("fedrgb", "f12", BY_EYE),
     ("creamfl", "f1, f2", "structural"), ("creamfl", "f3, f5, f6", BY_EYE), ("pms-fm", "f1 to f3", "structural"),
     ("car-mfl", "f1", "structural"), ("car-mfl", "f4, f7", BY_EYE),
 )  # fmt: skip

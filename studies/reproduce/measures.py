@@ -16,6 +16,7 @@ from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.loader import SiteData
 from fedvlp.evaluation import metric_names as names
+from fedvlp.evaluation.distortion import MEAN
 from fedvlp.evaluation.linear_probe import ADAMW, LinearProbe, linear_probe
 from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.evaluation.segmentation import Segmentation, segmentation
@@ -27,7 +28,7 @@ from fedvlp.run.cell_results import Figures, spent
 from fedvlp.run.evaluate import EVALUATIONS, Choices, last_server, models_at_sites, paired_sites
 from fedvlp.run.experiment import Source
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.metrics import by_site, of_server, overall
+from fedvlp.run.metrics import by_site, of_server
 from studies.claims import ledger, selection
 from studies.claims.ensembles import KS, RSUM
 
@@ -47,12 +48,9 @@ def own(site: str) -> str:
     return f"{site}'s own model: "
 
 
-def by_round(figure: str, round: int) -> str:
-    """Name of a figure of the model that round ``round`` starts from, on validation records."""
-    return f"{figure} after {round} rounds"
-
-
-VAL_AVERAGE, VAL_COSINE = "R@1 on validation records", "cosine of the pairs"
+def cosine_at(site: str) -> str:
+    """Begins the names of the paired cosine of a site's validation records by round, that of the starting model."""
+    return f"cosine of the pairs at {site}, round "
 
 
 def head(data: str, share: str) -> str:
@@ -113,16 +111,12 @@ class Alignment:
     @staticmethod
     def _history(folder: RunFolder) -> Figures:
         figures: Figures = {}
-        recall, cosine = names.recall("val", 1), names.similarity("val")
+        cosine = names.similarity("val")
         for record in folder.history():
-            measured, sites = overall(record), by_site(record)
-            average = names.over_sites(recall, names.AVERAGE)
-            if average in measured:
-                figures[by_round(VAL_AVERAGE, record["round"])] = measured[average]
-            cosines = [of_site[cosine] for of_site in sites.values() if cosine in of_site]
-            if cosines:
-                figures[by_round(VAL_COSINE, record["round"])] = fmean(cosines)
+            sites = by_site(record)
             for site, of_site in sites.items():
+                if cosine in of_site:
+                    figures[f"{cosine_at(site)}{record['round']}"] = of_site[cosine]
                 figures |= {
                     at_site(site, k): of_site[name] for k in (1, 5) if (name := names.recall("test", k)) in of_site
                 }
@@ -208,30 +202,38 @@ def unseen(cohort: Cohort, trained: Cohort) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Retrained:
-    """What re-training does to a model at other sites: the tables of ``fedvlp evaluate --what distortion|shallow``."""
+    """What re-training does to a model at other sites: the tables of ``fedvlp evaluate --what distortion|shallow``.
+
+    Beside it all figures of ``Alignment``, which are those before. A model of pooled records is not re-trained.
+    """
 
     what: str
     steps: int | None = None
 
     def __call__(self, folder: RunFolder) -> Figures:
-        """Distortion by column, and recall before and after, by the site that was trained on."""
+        """Distortion and recall after, by the site that was trained on and the one that is measured, and means."""
+        figures = Alignment()(folder)
+        if folder.experiment().method.pooled:
+            return figures
         table = EVALUATIONS[self.what](folder, Choices(steps=self.steps))[0]
         with table.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-        figures: Figures = {}
-        after: dict[str, list[float]] = {}
-        before: list[float] = []
+        by_model: dict[str, Figures] = {}
         for row in rows:
-            if row["trained_on"] == "mean":
-                figures[distorted(row["measured_on"])] = float(row["distortion"])
-            elif row["recall1_after"]:
-                after.setdefault(row["trained_on"], []).append(float(row["recall1_after"]))
-                before.append(float(row["recall1_before"]))
-        figures |= {retrained(site.partition("'")[0]): fmean(values) for site, values in after.items()}
-        return figures | ({BEFORE: fmean(before)} if before else {})
-
-
-BEFORE = "R@1 before re-training, average over sites"
+            if row["trained_on"] != MEAN:
+                after = by_model.setdefault(retrained(row["trained_on"].partition("'")[0]), {})
+                after[distorted(row["measured_on"])] = float(row["distortion"])
+                after |= {
+                    at_site(row["measured_on"], k): float(value) for k in (1, 5) if (value := row[f"recall{k}_after"])
+                }
+        names_of_each = next(iter(by_model.values()))
+        by_model[retrained(MEAN)] = {name: fmean(of[name] for of in by_model.values()) for name in names_of_each}
+        for model, after in by_model.items():
+            for k, average in ((1, AVERAGE), (5, AVERAGE5)):
+                if at_sites := [value for name, value in after.items() if name.startswith(at_site("", k))]:
+                    figures[model + average] = fmean(at_sites)
+            figures |= {model + name: value for name, value in after.items()}
+        return figures
 
 
 def distorted(site: str) -> str:
@@ -240,8 +242,8 @@ def distorted(site: str) -> str:
 
 
 def retrained(site: str) -> str:
-    """Name of the recall, average over sites, of a model that was re-trained on a site, or that a site had trained."""
-    return f"R@1 after re-training, {site}"
+    """Begins the figures of a model that was re-trained on a site, or that a site had trained; ``MEAN``: of a mean."""
+    return f"re-trained, {site}: "
 
 
 # CreamFL
@@ -333,11 +335,16 @@ def deployed(site: str) -> str:
     return f"accuracy of the deployed model, {site}"
 
 
+def spread(figure: str) -> str:
+    """Name of the standard deviation of an accuracy over the seeds of the prompts; of a mean, the mean of those."""
+    return f"{figure}, spread over prompts"
+
+
 @dataclass(frozen=True)
 class ZeroShot:
     """Zero-shot accuracy 0..1, as PMS-FM prints it, and what its ledger measures."""
 
-    selectors: bool = True  # also how often a selector names the right site, for which two are trained anew
+    selectors: bool = True  # also of two selectors that are trained anew
     classes: tuple[str, ...] = ()  # that are told apart; none: all findings with prompts
 
     def __call__(self, folder: RunFolder) -> Figures:
@@ -348,8 +355,9 @@ class ZeroShot:
         figures = selection.of_table(table) | _accuracies(table)
         extra = experiment.extra
         # a selector without templates (FedSM's) was trained with what no held-out image has
-        if self.selectors and isinstance(extra, SelectorConfig) and extra.templates:
-            figures |= selection.of_selector(folder, experiment, extra)
+        if isinstance(extra, SelectorConfig) and extra.templates:
+            figures |= selection.of_selector(folder, experiment, extra, self.selectors)
+            figures[NAMED] = figures[selection.TOLD] / 100
         return figures
 
 
@@ -365,8 +373,13 @@ class ElsewhereTold:
         figures: Figures = {}
         for name, data, classes in self.sets:
             table = EVALUATIONS["zero-shot"](folder, Choices(data=data, classes=classes))[0]
-            figures[deployed(name)] = _accuracies(table)[deployed("mean")]
-        return figures | {deployed("mean"): fmean(figures.values())}
+            measured = _accuracies(table)
+            figures[deployed(name)] = measured[deployed("mean")]
+            figures[spread(deployed(name))] = measured[spread(deployed("mean"))]
+        named = [deployed(name) for name, *_ in self.sets]
+        figures[deployed("mean")] = fmean(figures[name] for name in named)
+        figures[spread(deployed("mean"))] = fmean(figures[spread(name)] for name in named)
+        return figures
 
 
 def _accuracies(table: Path) -> Figures:
@@ -376,12 +389,16 @@ def _accuracies(table: Path) -> Figures:
     figures: Figures = {}
     held = {(row["model"], row["site"]): float(row["accuracy"]) / 100 for row in rows if row["accuracy"]}
     one = "selected" if any(model == "selected" for model, _ in held) else "global"
+    spreads = {
+        row["site"]: float(row["accuracy_std"]) / 100 for row in rows if row["model"] == one and row["accuracy_std"]
+    }
     sites = [site for site in dict.fromkeys(row["site"] for row in rows) if site != "mean"]  # also without an accuracy
     personal = [name for name in dict.fromkeys(model for model, _ in held) if name not in ("selected", "global")]
     for (model, site), value in held.items():
         name = deployed(site) if site == "mean" else deployed_at(1 + sites.index(site))
         if model == one:
             figures[name] = value
+            figures[spread(name)] = spreads[site] if site in spreads else fmean(spreads.values())
         if model == "global":
             figures[GLOBAL_MODEL + name] = value
         if model in personal:
@@ -389,6 +406,7 @@ def _accuracies(table: Path) -> Figures:
     return figures
 
 
+NAMED = "share of images whose site the selector names"
 GLOBAL_MODEL = "global model: "
 """Begins the names of the figures of the model that all sites share, also where there is a selector."""
 

@@ -19,6 +19,7 @@ from studies.reproduce.table import UNPRINTED, Entry, Row
 DOUBTFUL = "*"
 """After a printed value that may be a misprint or misread."""
 
+SPREAD = "\N{PLUS-MINUS SIGN}"
 READING = "ours: mean over seeds [95 % interval, Student's t]; in brackets the paper's printed value"
 NO_SCENARIO = (
     "A verdict here is of these runs: the preconditions under which a claim can show are those of `fedvlp claims`, at "
@@ -32,11 +33,11 @@ OTHER_DATA = (
 NO_SIZE = "Tiny towers and a step or two a cell: that these data are read and every cell runs, and nothing more."
 
 
-def number(measured: Interval | None, digits: int) -> str:
-    """Mean and interval; a dash where nothing was measured."""
+def number(measured: Interval | None, digits: int, spread: float | None = None) -> str:
+    """Mean and interval, and a spread over prompts; a dash where nothing was measured."""
     if measured is None:
         return html.ABSENT
-    return measured.unsigned(digits)
+    return measured.unsigned(digits) + ("" if spread is None else f" {SPREAD} {spread:.{digits}f}")
 
 
 def head(entry: Entry) -> tuple[str, ...]:
@@ -51,7 +52,8 @@ def rows(done: Reproduced) -> list[tuple[str, ...]]:
         (
             one.title,
             *(
-                f"{number(done.value(row, column), entry.digits)} ({_printed(entry, one, column)})"
+                f"{number(done.value(row, column), entry.digits, done.spread(row, column))} "
+                f"({_printed(entry, one, column)})"
                 for column in range(len(entry.columns))
             ),
         )
@@ -61,7 +63,10 @@ def rows(done: Reproduced) -> list[tuple[str, ...]]:
 
 def _printed(entry: Entry, row: Row, column: int) -> str:
     value = entry.printed(row, column)
-    return html.ABSENT if value == UNPRINTED else value + (DOUBTFUL if entry.doubt(row, column) else "")
+    if value == UNPRINTED:
+        return html.ABSENT
+    spread = entry.spread(row, column)
+    return value + (f" {SPREAD} {spread}" if spread else "") + (DOUBTFUL if entry.doubt(row, column) else "")
 
 
 def title(entry: Entry) -> str:
@@ -79,7 +84,10 @@ def remarks(done: Reproduced) -> list[str]:
     else:
         said += [NO_SIZE] if done.size.quick else []
         said += [study.differs] if study and study.differs else []
+    if any(entry.spread(row, index) for row in entry.rows for index in range(len(entry.columns))):
+        said += [f"{SPREAD}: standard deviation, ours over the seeds of the prompts; the paper does not say over what."]
     said += [entry.note] if entry.note else []
+    said += [f"{row.title} does not run: {row.why_not}." for row in entry.rows if row.why_not]
     doubts: dict[str, list[str]] = {}
     for row in entry.rows:
         for index, column in enumerate(entry.columns):

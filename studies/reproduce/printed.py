@@ -17,6 +17,7 @@ class Printed(NamedTuple):
     """One number."""
 
     value: str
+    spread: str  # standard deviation; "": none is printed
     doubt: str  # why it may be a misprint or misread; "": nothing speaks against it
 
 
@@ -29,7 +30,7 @@ def tables() -> dict[str, dict[tuple[str, str], Printed]]:
             for line in csv.DictReader(file):
                 doubt = "" if NO_DOUBT.fullmatch(line["note"]) else line["note"]
                 place = label(line["row"]), label(line["column"])
-                found.setdefault(line["table"], {})[place] = Printed(line["value"], doubt)
+                found.setdefault(line["table"], {})[place] = Printed(line["value"], line["spread"], doubt)
     return found
 
 

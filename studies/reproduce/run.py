@@ -17,6 +17,7 @@ from fedvlp.run.experiment import Experiment
 from studies.claims.ledger import SCENARIOS
 from studies.claims.page import Outcome, judge
 from studies.claims.scenario import Claim, Scenario, cells_of
+from studies.reproduce.measures import spread
 from studies.reproduce.table import DEMO, Entry, Size
 
 ROUGHLY = "a rough guess: 0.6 s of processor for a step of the tiny towers, as 100 steps took once on one slow core"
@@ -65,13 +66,19 @@ def claims_of(entry: Entry) -> tuple[Claim, ...]:
 
 
 def chosen_rows(entry: Entry, only: Sequence[str]) -> Entry:
-    """The entry with those rows alone whose title or cell is in ``only``; none named: all. Raises ValueError."""
-    known = {name for row in entry.rows for name in (row.title, row.cell)}
+    """The entry with those rows and columns alone that are in ``only``, by title or a row's cell; none named: all.
+
+    Raises ValueError for a name of neither.
+    """
+    rows = tuple(row for row in entry.rows if {row.title, row.cell} & set(only))
+    columns = tuple(column for column in entry.columns if column.title in only)
+    known = {name for row in rows for name in (row.title, row.cell)} | {column.title for column in columns}
     if strange := [name for name in only if name not in known]:
-        titles = ", ".join(f"{row.title!r}" for row in entry.rows)
-        raise ValueError(f"reproduce: {entry.key} has no row {', '.join(strange)}; its rows are {titles}")
-    rows = tuple(row for row in entry.rows if not only or {row.title, row.cell} & set(only))
-    return replace(entry, rows=rows)
+        titles, headings = (", ".join(f"{one.title!r}" for one in some) for some in (entry.rows, entry.columns))
+        raise ValueError(
+            f"reproduce: {entry.key} has no row {', '.join(strange)}; its rows are {titles}, its columns {headings}"
+        )
+    return replace(entry, rows=rows or entry.rows, columns=columns or entry.columns)
 
 
 @dataclass(frozen=True)
@@ -90,8 +97,16 @@ class Reproduced:
 
     def by_seed(self, row: int, column: int) -> dict[int, float]:
         """Seed -> value."""
-        one, figure = self.entry.rows[row], self.entry.columns[column]
-        name, cell = one.about + figure.figure, one.cell + figure.cell
+        return self._figure(row, column, self.entry.rows[row].about + self.entry.columns[column].figure)
+
+    def spread(self, row: int, column: int) -> float | None:
+        """Standard deviation over the seeds of the prompts, mean over seeds; None where nothing is measured by them."""
+        name = spread(self.entry.rows[row].about + self.entry.columns[column].figure)
+        values = self._figure(row, column, name)
+        return fmean(values.values()) if values else None
+
+    def _figure(self, row: int, column: int, name: str) -> dict[int, float]:
+        cell = self.entry.rows[row].cell + self.entry.columns[column].cell
         return {
             seed: figures[name]
             for (of, seed), figures in sorted(self.table.cells.items())

@@ -11,8 +11,8 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from studies.reproduce.printed import Printed, tables
 
-UNPRINTED = "not in our sources"
-"""In place of a value that docs/methods.md does not state."""
+UNPRINTED = "not printed"
+"""In place of a value that the paper does not print."""
 
 DEMO, SMALLEST, PAPER = "demo", "smallest", "paper"
 """Sizes: minutes a cell, seconds a cell (on either's records), and the paper's own on its own data."""
@@ -65,6 +65,7 @@ class Row:
     cell: str  # name of the experiment in the study, without the column's end
     about: str = ""  # begins the names of its figures
     printed: str = ""  # the paper's values, one for each column, parted by blanks; "-" where docs/methods.md has none
+    why_not: str = ""  # why it does not run; "": it does
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class Entry:
     note: str = field(default="", kw_only=True)  # what to know when comparing
     digits: int = field(default=2, kw_only=True)  # decimals of its values
     table: str = field(default="", kw_only=True)  # of studies/tables, whose rows and columns it has; "": its own
+    columns_at: Callable[[Size], tuple[Column, ...]] | None = field(default=None, kw_only=True)  # in place of columns
     judged: tuple[str, ...] = field(default=(), kw_only=True)  # figures of claims that it is about beside its columns
 
     @property
@@ -158,6 +160,8 @@ class Entry:
 
     def at(self, size: Size) -> Entry:
         """The entry as it can be measured at a size: where data for heads alone are absent, without heads."""
+        if self.columns_at:
+            return replace(self, columns=self.columns_at(size), columns_at=None).at(size)
         less = self.study.without if self.study else None
         if not self.study or not less or not (absent := self.study.absent(size)) or less.absent(size):
             return self
@@ -166,7 +170,8 @@ class Entry:
 
     def cells(self) -> list[str]:
         """Names of its cells, each once."""
-        return list(dict.fromkeys(row.cell + column.cell for row in self.rows for column in self.columns))
+        rows = (row for row in self.rows if not row.why_not)
+        return list(dict.fromkeys(row.cell + column.cell for row in rows for column in self.columns))
 
     def printed(self, row: Row, column: int) -> str:
         """The paper's value in a row and the column of that index, or ``UNPRINTED``.
@@ -180,6 +185,11 @@ class Entry:
         if values and len(values) != len(self.columns):
             raise ValueError(f"reproduce: {self.key}, {row.title}: {len(values)} values, {len(self.columns)} columns")
         return values[column] if values and values[column] != "-" else UNPRINTED
+
+    def spread(self, row: Row, column: int) -> str:
+        """The standard deviation that the paper prints with its value; "": none."""
+        number = self._number(row, column)
+        return number.spread if number else ""
 
     def doubt(self, row: Row, column: int) -> str:
         """Why the paper's value may be a misprint or misread; "": nothing speaks against it."""

@@ -19,7 +19,9 @@ from typer.testing import CliRunner
 
 from fedvlp import __version__
 from fedvlp.cli import app, stopping
-from fedvlp.cli.run_commands import WITH_RESUME
+from fedvlp.cli.run_commands import WITH_RESUME, default_workers
+from fedvlp.run import presets
+from fedvlp.run.config import override
 
 FEDVLP = Path(sys.executable).parent / "fedvlp"
 SMALL = [
@@ -80,6 +82,12 @@ def test_simulate_leaves_a_complete_run_folder(tmp_path: Path) -> None:
     }  # fmt: skip
     assert {entry.name for entry in run.iterdir()} == expected
     assert len(set(json.loads((run / "partition.json").read_text())["assignment"])) == 2
+
+
+def test_as_many_sites_at_a_time_as_there_are_cores_for_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    fedavg = presets.get("fedavg")
+    assert [default_workers(override(fedavg, "training.threads", n)) for n in ("1", "3", "9")] == [8, 2, 1]
 
 
 @pytest.mark.slow(seconds=12)

@@ -51,6 +51,8 @@ def test_a_setting_of_the_command_line_comes_after_those_of_the_file(tmp_path: P
     later = asked_for(None, path, None, 2, None, None, options, None)
     assert later.method.rho == 0.1
     assert later == configured("feddra", "label-skew", 2, [*file.settings, *options])
+    other = asked_for(None, path, "scanner-shift", None, None, None, options, None)
+    assert other == configured("feddra", "scanner-shift", 3, [*file.settings, *options])
     assert file.base("fedrgb") == "fedrgb", "the preset of the command line comes first"
 
 

@@ -6,6 +6,7 @@ import ast
 import pickle
 import string
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from fedvlp.federation.site import failure
 from fedvlp.flare import messages
 from fedvlp.run.plugins import PluginError
 
-TREES = [ast.parse(file.read_text(encoding="utf-8")) for file in Path(fedvlp.__file__).parent.rglob("*.py")]
 SECRETS = (
     "/srv/hospital/DOE^JANE/scan.dcm", "C:\\films\\Doe.dcm", "pretrain-oncology", "Befund_Spalte", "Jane Doe, 1984",
     "effusion on the left", "Jane\nDoe", "<script>x</script>", "7' or 1", "site-9: MRN 0012345", "{number}", "x" * 5000,
@@ -62,9 +62,15 @@ def test_what_comes_from_another_process_is_one_plain_line_or_is_not_repeated(te
     assert one_line(text) == UNTOLD
 
 
+@cache
+def trees() -> list[ast.Module]:
+    """The package's files; not at import, as every worker collects this one."""
+    return [ast.parse(file.read_text(encoding="utf-8")) for file in Path(fedvlp.__file__).parent.rglob("*.py")]
+
+
 def errors() -> set[str]:
     """The names of SiteError and of the package's classes below it."""
-    classes = [node for tree in TREES for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    classes = [node for tree in trees() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     known = {"SiteError"}
     while more := {node.name for node in classes if known & set(map(ast.unparse, node.bases))} - known:
         known |= more
@@ -74,7 +80,7 @@ def errors() -> set[str]:
 def public_words() -> Iterator[ast.expr]:
     """What the package gives its errors as public words: where they are raised, and for all errors of a class."""
     known = errors()
-    for node in (node for tree in TREES for node in ast.walk(tree)):
+    for node in (node for tree in trees() for node in ast.walk(tree)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in known:
             yield from (keyword.value for keyword in node.keywords if keyword.arg in ("public", None))
         if isinstance(node, ast.ClassDef) and node.name in known:

@@ -9,6 +9,7 @@ import csv
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -64,6 +65,15 @@ def test_what_identifies_is_found(clean: np.ndarray, text: str) -> None:
 def test_a_film_and_its_markers_pass(clean: np.ndarray) -> None:
     assert [holds_text(film) for film in clean] == [False] * 6
     assert [text for text in MARKERS for film in clean[:2] if holds_text(drawn(film, text))] == []
+
+
+@pytest.mark.parametrize("confidence", ["71.914597", "71,914597"])
+def test_a_reader_with_decimal_commas_is_understood(confidence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the program that fedvlp runs in has set its locale, Tesseract writes its confidence in that."""
+    line = "\t".join([burned_in.WORD, *["0"] * 9, confidence, "ANNA"])
+    told = SimpleNamespace(SetImage=lambda _: None, GetTSVText=lambda _: f"{line}\n", Clear=lambda: None)
+    monkeypatch.setattr(burned_in, "_reader", lambda: told)
+    assert burned_in._words(np.zeros((4, 4), np.uint8)) == [("ANNA", 71.914597)]
 
 
 @pytest.mark.parametrize(

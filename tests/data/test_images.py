@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from support.film_files import dicom
 from fedvlp.data import images, radiograph
 from fedvlp.data.cache import ImageCache
 from fedvlp.data.cache_build import SERIAL
+from fedvlp.data.image_kinds import write_kinds
 from fedvlp.data.radiograph import ImageAccessError
 
 Image = pytest.importorskip("PIL.Image")
@@ -29,6 +31,32 @@ def write(folder: Path, count: int = 4) -> list[Path]:
 
 def read(folder: Path, files: list[Path]) -> ImageCache:
     return images.films("toy", [file.name for file in files], files, 16, str(folder / "cache"), SERIAL, "header")
+
+
+def test_a_cache_says_how_files_store_films(tmp_path: Path) -> None:
+    """In memory as on disk, at first and again; a cache of before this was noted says nothing."""
+    pytest.importorskip("pydicom")
+    expected = {
+        "1.dcm": "DICOM, 12 bits, MONOCHROME1", "2.dcm": "DICOM, 12 bits, MONOCHROME2",
+        "j2k.dcm": "DICOM, 12 bits, MONOCHROME2", "8.png": "PNG, 8 bits, grey", "16.png": "PNG, 16 bits, grey",
+        "alpha.png": "PNG, 8 bits, grey with alpha", "palette.png": "PNG, 8 bits, palette",
+        "colour.png": "PNG, 8 bits, colour", "grey.jpg": "JPEG, 8 bits, grey", "colour.jpg": "JPEG, 8 bits, colour",
+        "cmyk.jpg": "JPEG, 8 bits, CMYK", "little.tif": "TIFF, 16 bits, grey", "big.tif": "TIFF, 16 bits, grey",
+    }  # fmt: skip
+    files = write_kinds(tmp_path)
+    ramp = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    window = dicom(tmp_path / "window.dcm", ramp, "MONOCHROME2", 8, WindowCenter=0, WindowWidth=0)
+    wrong = tmp_path / "no film.png"
+    wrong.write_text("canary")
+    stored = [*(expected[file.name] for file in files), f"DICOM, 8 bits, MONOCHROME2{radiograph.UNUSABLE}", ""]
+    for _ in range(2):
+        assert read(tmp_path, [*files, window, wrong]).stored == stored
+    names = [file.name for file in files]
+    assert list(images.films("toy", names, files, 16, None, SERIAL, "header").stored) == stored[:-2]
+    index = next((tmp_path / "cache").glob("*/index.json"))
+    older = {name: value for name, value in json.loads(index.read_text()).items() if name != "stored"}
+    index.write_text(json.dumps(older))
+    assert read(tmp_path, [*files, window, wrong]).stored == [""] * len(stored)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "canary"), MemoryError("canary")])
@@ -56,7 +84,7 @@ def test_a_film_that_goes_while_others_are_decoded_is_not_kept_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, away = write(tmp_path), tmp_path / "away.png"
-    decode = images.decode
+    decode = images.decode_stored
 
     def goes(file: Path, *given: object) -> np.ndarray:
         if file == files[2]:
@@ -64,7 +92,7 @@ def test_a_film_that_goes_while_others_are_decoded_is_not_kept_as_missing(
         return decode(file, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(images, "decode", goes)
+        patch.setattr(images, "decode_stored", goes)
         with pytest.raises(ImageAccessError, match="an image has gone since the data set was listed") as caught:
             read(tmp_path, files)
     assert "canary" not in str(caught.value)
@@ -91,5 +119,5 @@ def test_a_cache_of_other_films_does_not_ask_for_decoders(tmp_path: Path, monkey
     files = write(tmp_path)
     read(tmp_path, files)
     monkeypatch.setattr(images, "decoders", lambda: ["another"])
-    monkeypatch.setattr(images, "decode", lambda *given: pytest.fail("decoded again"))
+    monkeypatch.setattr(images, "decode_stored", lambda *given: pytest.fail("decoded again"))
     read(tmp_path, files)

@@ -59,13 +59,13 @@ def table(folder: Path, sentence: str = NAMED, **columns: str) -> TableSource:
 def files(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The image files that are decoded, one after the other."""
     opened: list[Path] = []
-    decode = images.decode
+    decode = images.decode_stored
 
     def counted(file: Path, *rest: Any) -> np.ndarray:
         opened.append(file)
         return decode(file, *rest)
 
-    monkeypatch.setattr(images, "decode", counted)
+    monkeypatch.setattr(images, "decode_stored", counted)
     return opened
 
 

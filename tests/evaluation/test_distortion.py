@@ -231,7 +231,7 @@ def test_a_methods_own_local_training_is_the_phase_that_trains_encoders() -> Non
 
 # Files
 
-ENTRIES = [Entry("a", "a", 0.5, 0.75, 10.0, 20.0), Entry("a", "b", 0.5, 0.25), Entry("b", "a", 0.5, 0.4375),
+ENTRIES = [Entry("a", "a", 0.5, 0.75, 10.0, 20.0, 30.0, 40.0), Entry("a", "b", 0.5, 0.25), Entry("b", "a", 0.5, 0.4375),
            Entry("b", "b", 0.5, 0.5)]  # fmt: skip
 
 
@@ -244,7 +244,7 @@ def test_the_table_is_written_with_its_column_means(tmp_path: Path) -> None:
         ("a", "a", -0.25), ("a", "b", 0.25), ("b", "a", 0.0625), ("b", "b", 0.0),
         ("mean", "a", -0.09375), ("mean", "b", 0.125),
     ]  # fmt: skip
-    assert (rows[0]["recall1_before"], rows[1]["recall1_before"]) == ("10.0", "")
+    assert (rows[0]["recall1_before"], rows[1]["recall1_before"], rows[0]["recall5_after"]) == ("10.0", "", "40.0")
     assert picture.read_bytes()[:4] == SIGNATURE
 
 

@@ -69,6 +69,18 @@ def test_what_only_tells_strata_apart_is_no_membership() -> None:
     assert abs(matched.area.value - 50) < 3
 
 
+def test_a_patients_second_record_makes_no_interval_narrower() -> None:
+    """Every record twice, of the same patient: the same figures with the same intervals."""
+    generator = torch.Generator().manual_seed(0)
+    scores, member = torch.rand(60, generator=generator), torch.arange(60) % 2 == 0
+    once, twice = (
+        membership("m", "a", "", scores.repeat(n), member.repeat(n), torch.ones(60 * n), [*range(60)] * n, 50)
+        for n in (1, 2)
+    )
+    for one, other in zip((once.area, *once.rates), (twice.area, *twice.rates), strict=True):
+        assert vars(other) == pytest.approx(vars(one))
+
+
 def test_a_sites_scale_is_no_evidence() -> None:
     """Site b scores higher by 10; after standardising, both have mean 0 and deviation 1 of both sides alike."""
     sites = ["a"] * 4 + ["b"] * 4

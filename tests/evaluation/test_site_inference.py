@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from support.cases import cases
 
+from fedvlp.evaluation import intervals
 from fedvlp.evaluation.audit.one_update import told
+from fedvlp.evaluation.intervals import resampled
 
 
 def cosines(apart: float) -> tuple[torch.Tensor, list[int]]:
@@ -66,6 +70,19 @@ def test_the_figures_by_hand() -> None:
     assert found.area.value == pytest.approx(25)
     assert found.chance.value == pytest.approx(50)
     assert found.right == 0
+
+
+def test_a_batch_is_drawn_with_all_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cosines of one batch with the updates are of the same records: 60 batches are drawn, and not 300 scores."""
+    drawn: list[list[int]] = []
+
+    def noted(whose: list[int], resamples: int, seed: int) -> Iterator[torch.Tensor]:
+        drawn.append(whose)
+        return resampled(whose, resamples, seed)
+
+    monkeypatch.setattr(intervals, "resampled", noted)
+    told(*cosines(0.0), resamples=2)
+    assert drawn == [[batch for batch in range(60) for _ in range(5)]]
 
 
 def test_of_many_sites_some_orders_are_tried() -> None:

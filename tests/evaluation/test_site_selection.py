@@ -85,6 +85,18 @@ def test_a_selector_learns_from_images_and_templates_and_is_judged_on_prompts(em
     assert share(60, 0.0) == share(0, 0.02) < 0.7
 
 
+def test_a_site_weighs_as_many_images_as_it_has() -> None:
+    """Sites whose images are the same, 30 and 10 times: each image is of the first with a probability of 3/4."""
+    image = around(0, 0)[:1]
+    selector = SelectorConfig(sites=2, classes=CLASSES, hidden=16, templates=TEMPLATES, embeddings=("image",)).build(
+        ModelConfig(embedding_dim=D), 0
+    )
+    fit(selector, client(), {"a": image.repeat(30, 1), "b": image.repeat(10, 1)}, 200, 0.02)
+    with torch.no_grad():
+        odds = selector(image, None, torch.empty(0), None).softmax(dim=1)
+    assert odds[0].tolist() == pytest.approx([0.75, 0.25], abs=0.01)
+
+
 def test_a_selector_without_templates_is_refused() -> None:
     selector = SelectorConfig(sites=3, classes=CLASSES, hidden=16).build(ModelConfig(embedding_dim=D), 0)
     with pytest.raises(ValueError, match=r"no templates \(extra\.templates\)"):

@@ -328,7 +328,7 @@ def test_without_the_token_the_global_figures_are_fedavgs(config: SelectorConfig
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_selector_forced_to_one_site_gives_that_sites_figures(place: int) -> None:
+def test_a_selector_forced_to_one_site_gives_that_sites_figures(place: int, caplog: pytest.LogCaptureFixture) -> None:
     client = trainee()
     states = three_models(client)
     for state in states.values():
@@ -342,6 +342,7 @@ def test_a_selector_forced_to_one_site_gives_that_sites_figures(place: int) -> N
             seen[owner, site].auc,
         )
     assert all(one.shares[owner] == 1.0 for one in choices)
+    assert f"the selector names site-{2 - place} for at most 0 % of their own images" in caplog.text
 
 
 def test_the_true_site_of_a_record_is_no_input() -> None:

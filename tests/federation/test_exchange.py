@@ -30,6 +30,7 @@ from fedvlp.federation import frames
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool, answer, headed, joined
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import METHODS, FedAvg, MFedAvg
+from fedvlp.training.config import Training
 from fedvlp.training.loop import Aborted
 
 SMALL = {name: small(kind) for name, kind in METHODS.items() if name != "centralized"}
@@ -101,6 +102,32 @@ def test_a_site_is_built_once_and_belongs_to_one_worker() -> None:
     assert first == second
     assert first["a"] == first["c"] != first["b"]
     assert rounds[1]["c"].num_samples == 2  # type: ignore[union-attr]
+
+
+def test_workers_share_the_visible_gpus_in_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ten sites on eight pretended GPUs; a worker that is replaced has the GPU of the one before it."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    sites = tuple(f"site-{number}" for number in range(10))
+
+    class Where:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def handle(self, message: Broadcast) -> Update:
+            with (tmp_path / self.name).open("a") as file:
+                file.write(f"{Training(device='cuda').torch_device()}\n")
+            if self.name == "site-3" and message.round == 0:
+                os._exit(1)
+            return Update(self.name, message.round, message.phase, 1)
+
+    with WorkerPool(Where, sites, 10) as exchange:  # type: ignore[arg-type]
+        for number in range(2):
+            dict(exchange(dict.fromkeys(sites, Broadcast(number, "train", {}))))
+    used = {site: (tmp_path / site).read_text().split() for site in sites}
+    assert used == {site: 2 * [f"cuda:{number % 8}"] for number, site in enumerate(sites)}
+    assert "LOCAL_RANK" not in os.environ, "this process is none of the workers"
 
 
 def test_workers_answer_in_site_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,7 +280,7 @@ def test_one_process_is_python_and_several_are_torchrun() -> None:
         sys.executable, "-u", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4",
         "-m", "fedvlp.flare.child",
     ]  # fmt: skip
-    assert command(1, stays=True) == [sys.executable, "-u", "-m", "fedvlp.flare.child_front"]
+    assert command(1, stays=True) == [sys.executable, "-u", "-m", "fedvlp.flare.relay"]
     assert command(4, stays=True) == command(4), "several processes train together, and end together"
 
 
@@ -386,7 +386,7 @@ def test_the_childs_update_is_the_sites_reply(
     assert place == SitePaths("a", str(tmp_path / "a" / "runs"), str(tmp_path / "a" / "local"))
 
 
-def test_a_child_is_told_how_the_trainer_is_found_and_when_it_makes_way(
+def test_a_child_is_told_how_its_worker_is_found_and_when_it_makes_way(
     data: dict[str, Pairs], fl_ctx: FLContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lives for this process; another takes its place when the site's own settings have changed."""
@@ -403,14 +403,14 @@ def test_a_child_is_told_how_the_trainer_is_found_and_when_it_makes_way(
         if content is not None:
             settings.write_text(content)
         child_executor(tasks_per_trainer=7, silence=9.0).execute("train", task(data), fl_ctx, Signal())
-    places = [one["trainer"] for one in told]
+    places = [one["worker"] for one in told]
     assert {(place["parent"], place["tasks"], place["silence"]) for place in places} == {(os.getpid(), 7, 9.0)}
     assert len({place["folder"] for place in places}) == 1
     none, one, same, another = (place["made_of"] for place in places)
     assert one == same
     assert len({none, one, another}) == 3
     child_executor(tasks_per_trainer=1).execute("train", task(data), fl_ctx, Signal())
-    assert "trainer" not in told[-1], "a fresh child for each task"
+    assert "worker" not in told[-1], "a fresh child for each task"
     with pytest.raises(ValueError, match="tasks_per_trainer is -1"):
         child_executor(tasks_per_trainer=-1)
 
@@ -510,7 +510,7 @@ class Ranks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int, heard: list[Any]) -> None:
         self.told: list[Any] = []
         self.heard = heard
-        ranks = SimpleNamespace(join=lambda: None, together=lambda: True, rank=lambda: rank)
+        ranks = SimpleNamespace(join=lambda: None, leave=lambda: None, together=lambda: True, rank=lambda: rank)
         monkeypatch.setattr(child, "distributed", ranks)
         monkeypatch.setattr(child.threading, "Thread", lambda **options: SimpleNamespace(start=lambda: None))
         monkeypatch.setattr(child_protocol, "to_ranks", self.exchange)

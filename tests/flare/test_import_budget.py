@@ -18,13 +18,14 @@ TENSORBOARD = {"tensorboard", "torch.utils.tensorboard"}
 TORCH = {"torch", "numpy"}
 
 VISIT = """
-from fedvlp.flare import raw_tensors, messages
+from fedvlp.flare import messages
 from fedvlp.flare.curves import SiteCurves
+from fedvlp.flare.relay import HeldDecomposer
 from fedvlp.flare.site_executor import SiteExecutor
 from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
-SiteCurves(), SiteExecutor(settings={"name": "feddra"}), messages.register(raw_tensors.RawDecomposer())
+SiteCurves(), SiteExecutor(settings={"name": "feddra"}), messages.register(HeldDecomposer())
 """
-"""What FLARE builds in a simulator's visit to a site of a committed job."""
+"""What FLARE builds in a simulator's process of a site of a committed job."""
 
 SERVER = """
 from fedvlp.flare.controller import FederatedController
@@ -57,7 +58,7 @@ assembly.site("site-1").handle(Broadcast(0, "align", server.state))
         (SERVER, COMPILE | TOWERS, 2350),
         (STEP, COMPILE | TOWERS | TENSORBOARD | {"nvflare"}, 1600),
     ],
-    ids=["the command", "a visit of the simulator", "the server", "a site's first step"],
+    ids=["the command", "a site's process in the simulator", "the server", "a site's first step"],
 )
 def test_a_process_imports_only_what_it_needs(code: str, absent: set[str], most: int) -> None:
     code += COUNT.format(heavy=absent)

@@ -20,7 +20,7 @@ from nvflare.fuel.f3.streaming.download_service import DownloadService, ProduceR
 from nvflare.fuel.f3.streaming.stream_const import STREAM_DATA_TOPIC
 from support.provisioned import free_port
 
-from fedvlp.flare import raw_tensors, retrying_cell
+from fedvlp.flare import retrying_cell, tensor_stream
 from fedvlp.flare.retrying_cell import PAUSE, RETRIED_FOR, RetryingCell, send_again
 from fedvlp.flare.tensor_stream import PieceDecomposer, joined
 
@@ -82,7 +82,7 @@ def test_what_is_lost_is_asked_for_again_and_nothing_else(
     code: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seven losses in a row: FLARE alone gives up at the first of a connection, at the fourth of an answer."""
-    monkeypatch.setattr(raw_tensors, "PIECE", 64)
+    monkeypatch.setattr(tensor_stream, "PIECE", 64)
     sent = torch.randn(5, 31)
     source = PieceDecomposer().to_downloadable({"w": sent}, 100, {})
     cell = Cell(lambda number: code if 3 <= number < 10 else None, source)

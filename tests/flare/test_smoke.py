@@ -19,8 +19,8 @@ from support.simulator import assert_same_metrics, simulator
 
 from fedvlp.data.sources.table import TableSource
 from fedvlp.flare.jobs import write_job
-from fedvlp.flare.raw_tensors import SETTING
 from fedvlp.flare.retrying_cell import SENT_AGAIN
+from fedvlp.flare.tensor_stream import SETTING
 from fedvlp.run import presets
 from fedvlp.run.config import override
 from fedvlp.run.folder import RunFolder

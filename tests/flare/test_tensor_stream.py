@@ -22,23 +22,24 @@ from fedvlp.core.change import WEIGHTS, Change
 from fedvlp.core.gate import check, check_tensors
 from fedvlp.core.types import Expected, Failure, FailureKind, LazyState, Update
 from fedvlp.federation.codec import PLAIN, Wire, decode
-from fedvlp.flare import messages, raw_tensors, tensor_stream
+from fedvlp.flare import messages, tensor_stream
 from fedvlp.flare.controller import FederatedController
-from fedvlp.flare.raw_tensors import grouped, name_of_piece
 from fedvlp.flare.tensor_stream import (
     OnDisk,
     PieceDecomposer,
     PiecesOnDisk,
     UndeliveredError,
+    grouped,
     in_pieces,
     joined,
+    name_of_piece,
     spooled,
 )
 
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raw_tensors, "PIECE", 64)
+    monkeypatch.setattr(tensor_stream, "PIECE", 64)
 
 
 def tensors() -> dict[str, Tensor]:

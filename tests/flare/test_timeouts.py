@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from fedvlp.cli import app
 from fedvlp.core.client import named_state
 from fedvlp.flare.jobs import job_files
-from fedvlp.flare.raw_tensors import PIECE, SETTING
 from fedvlp.flare.retrying_cell import RETRIED_FOR
+from fedvlp.flare.tensor_stream import PIECE, SETTING
 from fedvlp.flare.timeouts import SMALLEST, Timeouts, model_bytes
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly

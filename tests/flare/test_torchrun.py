@@ -66,6 +66,7 @@ def test_it_overrules_the_job(own: str, expected: int, tmp_path: Path, monkeypat
     started: list[list[str]] = []
     monkeypatch.setattr(executor.ClientAPIExecutor, "handle_event", lambda self, *_: started.append(self._command))
     (tmp_path / FILE).write_text(own)
+    monkeypatch.setattr(executor.ChildExecutor, "_worker", lambda self, fl_ctx: {})
     child = executor.ChildExecutor(processes=2, name="x", method=pair().method)
     cell = SimpleNamespace(decode_pass_through_topics=set())
     engine = SimpleNamespace(get_cell=lambda: cell)

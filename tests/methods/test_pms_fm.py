@@ -45,6 +45,7 @@ from fedvlp.methods.softpull import soft_pull
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.objectives.medclip import MedCLIP
+from fedvlp.training.config import Training
 
 SITES = "abc"
 ROUNDS = Rounds(rounds=3, evaluate_every=0)
@@ -78,9 +79,11 @@ def sites(tick: Callable[[], None] = lambda: None) -> dict[str, Pairs]:
     return {name: labelled(index, 8 + 4 * index, tick) for index, name in enumerate(SITES)}
 
 
-def world(method: Any = METHOD, data: Mapping[str, Any] | None = None, **settings: Any) -> World:
+def world(
+    method: Any = METHOD, data: Mapping[str, Any] | None = None, training: Training = ADAMW, **settings: Any
+) -> World:
     chosen = {"rounds": ROUNDS, "model": Spoken, "objective": objective, **settings}
-    return World(method, sites() if data is None else data, ADAMW, **chosen)
+    return World(method, sites() if data is None else data, training, **chosen)
 
 
 def without_selector(state: State) -> State:
@@ -227,11 +230,13 @@ def test_a_personalised_models_change_is_measured_from_that_model() -> None:
 
 def test_the_cosine_schedule_ends_at_zero() -> None:
     """cosine_rounds 1: full rate in round 0, none after; the selector's rate is its own."""
-    method = replace(METHOD, softpull=1.0, cosine_rounds=1)
-    once, twice = (world(method, rounds=Rounds(rounds=number, evaluate_every=0)).run() for number in (1, 2))
+    method, training = replace(METHOD, softpull=1.0), replace(ADAMW, cosine_rounds=1)
+    once, twice = (
+        world(method, training=training, rounds=Rounds(rounds=number, evaluate_every=0)).run() for number in (1, 2)
+    )
     same_bytes(without_selector(twice.state), without_selector(once.state))
     assert differs(twice.state, once.state)
-    constant = world(replace(METHOD, softpull=1.0), rounds=Rounds(rounds=1, evaluate_every=0)).run()
+    constant = world(method, rounds=Rounds(rounds=1, evaluate_every=0)).run()
     same_bytes(constant.state, once.state)
     for site in SITES:
         personal = [without_selector(method.personal(server, site)) for server in (once, twice)]

@@ -75,8 +75,8 @@ def test_every_parameter_learns(kept: tuple[str, ...], fusion: str) -> None:
 
 
 def test_the_words_of_a_study() -> None:
-    """Present findings; "No Finding" where none is, also where one is uncertain."""
-    expected = [[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1], [0, 0, 1], [1, 0, 0]]
+    """Present findings; an uncertain one where none is present; "No Finding" where there is neither."""
+    expected = [[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1], [1, 0, 0], [1, 0, 0]]
     present = selector().present(LABELS)
     assert present is not None
     assert present.int().tolist() == expected
@@ -110,6 +110,18 @@ def test_without_the_token_the_cosine_does_not_depend_on_lambda_a(weight: float)
     torch.testing.assert_close(F.cosine_similarity(IMAGE, fused), F.cosine_similarity(IMAGE, REPORT))
     off = selector(embeddings=("image", "report"))
     assert torch.equal(off.fused(REPORT, WORDS, None), REPORT)
+
+
+def test_the_enhanced_embedding_is_a_setting_apart_from_the_selectors_input() -> None:
+    """PMS-FM's table 4: e_f without words among the inputs, and words among the inputs without e_f."""
+    seen, compared = selector(enhanced=False), selector(embeddings=("image", "report"), enhanced=True)
+    present = seen.present(LABELS)
+    assert torch.equal(seen.fused(REPORT, WORDS, present), REPORT)
+    assert not torch.equal(logits(seen), logits(seen, labels=LABELS.flip(0)))
+    assert not torch.equal(compared.fused(REPORT, WORDS, compared.present(LABELS)), REPORT)
+    assert torch.equal(logits(compared), logits(compared, labels=LABELS.flip(0)))
+    compared.loss(IMAGE, REPORT, WORDS, LABELS, 1).backward()
+    assert [name for name, parameter in compared.named_parameters() if parameter.grad is None] == []
 
 
 def test_the_loss_by_hand() -> None:

@@ -127,7 +127,7 @@ def test_stop_finds_the_pocs_own_processes_in_any_path_and_no_others(shell: Shel
     own = [
         watchdog(shell, start),
         module(shell, start, "nvflare.private.fed.app.client.client_train", "-m", site, folder=shell.folder / "a"),
-        module(shell, start, "fedvlp.flare.trainer", folder=site),
+        module(shell, start, "fedvlp.flare.worker", folder=site),
     ]
     log.touch()
     others = [

@@ -118,6 +118,17 @@ def test_words_and_grey_levels_by_site(page: Page) -> None:
     assert grey["80"] == ["0", "8.333"]
 
 
+def test_how_files_store_films_by_site(tmp_path: Path) -> None:
+    """And a sentence where sites differ; a record without a film is not counted."""
+    png, dicom = "PNG, 8 bits, grey", "DICOM, 12 bits, MONOCHROME1"
+    unlike = replace(cohort(), stored=(png,) * 4 + (dicom,) * 4)
+    page = Page(write(unlike, {}, {}, {}, tmp_path / "data.html"))
+    assert page.tables["Image files"] == [["stored as", "a", "b"], [dicom, "1", "2"], [png, "0", "4"]]
+    assert "Sites store their films unlike" in page.text
+    for alike in (replace(unlike, stored=(png,) * 8), replace(unlike, sites=None), cohort()):
+        assert not any("unlike" in sentence for sentence in sentences(alike, {}))
+
+
 def test_nothing_of_a_patient_and_nothing_from_outside(page: Page) -> None:
     assert "canary" not in page.source
     assert page.source.count("<script") == 0

@@ -34,8 +34,9 @@ from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.load import input_size, load_encoders
 from fedvlp.objectives import BYOLConfig
 from fedvlp.run import audit as audits
-from fedvlp.run import recalls, zero_shot_areas
+from fedvlp.run import beside, recalls, zero_shot_areas
 from fedvlp.run.assembly import Assembly
+from fedvlp.run.compare import FinishedRun
 from fedvlp.run.evaluate import EVALUATIONS, READ_BY, Choices, distort, last_server, trained_state
 from fedvlp.run.experiment import Experiment, Partition, Source
 from fedvlp.run.folder import RunFolder
@@ -474,6 +475,7 @@ MEASURED: dict[str, Callable[[RunFolder, Choices], Any]] = {
     **EVALUATIONS,
     "recalls": lambda folder, _: [recalls.measure(folder)],
     "areas": lambda folder, _: [zero_shot_areas.measure(folder)],
+    "tower": lambda folder, _: [beside.measure_tower(folder, FinishedRun(folder, "pairs"))],
 }
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.starts import TEXTS, TINY, films, pair, processor
@@ -77,6 +78,60 @@ def test_a_federated_round_from_an_image_tower(tmp_path: Path) -> None:
         torch.testing.assert_close(
             after.image_encoder(ours)[:, 0], theirs(pixel_values=seen).pooler_output, rtol=1e-5, atol=1e-5
         )
+
+
+REPORTS = ("Очаговых изменений не выявлено, 12 мм.", "右下肺小结节。余未见异常。", "Χωρίς πλευριτική συλλογή.")
+"""In other scripts than Latin."""
+
+
+def multilingual(folder: Path) -> None:
+    """A tiny XLM-RoBERTa that knows the letters of ``REPORTS`` and no other."""
+    import transformers as hf
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    names = ["<s>", "<pad>", "</s>", "<unk>", *sorted({"\u2581", *"".join(REPORTS)} - {" "})]
+    tokenizer = Tokenizer(models.Unigram([(name, -1.0) for name in names], 3, False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    ends = [("<s>", 0), ("</s>", 2)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    hf.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    ).save_pretrained(folder)
+    more = {"vocab_size": len(names), "max_position_embeddings": 70, "pad_token_id": 1}
+    hf.XLMRobertaModel(hf.XLMRobertaConfig(**{**TINY, **more})).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("given", ["start", "model.text_tower"])
+@pytest.mark.parametrize("reports", [REPORTS, ("\u05d0\u05d9\u05df \u05de\u05de\u05e6\u05d0\u05d9\u05dd",)])
+def test_a_multilingual_tower_is_trained_on_reports_as_written(
+    tmp_path: Path, given: str, reports: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It changes by two steps. Where a text tower lacks the words, as here those of Hebrew, somebody is told."""
+    from PIL import Image
+
+    multilingual(tmp_path / "tower")
+    rng = np.random.default_rng(0)
+    lines = ["image,report,site"]
+    for row in range(24):
+        Image.fromarray(rng.integers(0, 255, (72, 72), dtype=np.uint8)).save(tmp_path / f"{row}.png")
+        lines.append(f'{row}.png,"{reports[row % len(reports)]}",{"ab"[row % 2]}')
+    (tmp_path / "pairs.csv").write_text("\n".join(lines), encoding="utf-8")
+    settings = ["rounds.rounds=1", "method.local_steps=2", "training.batch_size=4"]
+    if given != "start":
+        settings += [f"{given}={tmp_path / 'tower'}", "model.init=random", "model.pretrained=true"]
+    data = f"table:{tmp_path / 'pairs.csv'},reports=as written,min_report_words=1"
+    start = str(tmp_path / "tower") if given == "start" else None
+    experiment = configured("fedavg", data, None, settings, start=start)
+    before = experiment.model.build()
+    run = RunFolder.create(tmp_path / "runs", experiment)
+    simulate(experiment, run, workers=1)
+    after = load_model(run.path)
+    phrases = list(REPORTS[:1])
+    assert not torch.equal(after.encode_text(phrases), before.encode_text(phrases))
+    assert after.preprocessing["reports"] == "as written"
+    ids, mask = after.tokenizer(reports)
+    assert (ids[mask] == 3).any() == (reports != REPORTS)
+    assert ("lacks most words" in caplog.text) == (reports != REPORTS)
 
 
 def test_the_command_says_what_it_read_and_the_checksum(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.plugins import PULLED, forget, fresh, pulled
 from typer.testing import CliRunner
 
@@ -424,3 +427,17 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(ValueError, match=said):
             CliRunner().invoke(app, wrong, catch_exceptions=False)
+
+
+def test_cells_side_by_side_share_the_visible_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells, "_end_with", lambda parent: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    begun, given = multiprocessing.get_context("spawn").Value("i", 0), []
+    for _ in range(10):
+        monkeypatch.delenv("LOCAL_RANK", raising=False)
+        cells._begin(os.getpid(), (), begun)
+        given.append(os.environ["LOCAL_RANK"])
+    assert given == [str(number % 8) for number in range(10)]
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    cells._begin(os.getpid(), (), begun)
+    assert os.environ["LOCAL_RANK"] == "5", "torchrun has chosen"

@@ -25,6 +25,7 @@ from fedvlp.methods import FedAvg, FedDRA, FedRGB
 from fedvlp.models.tiny import HashTokenizer
 from fedvlp.training import distributed
 from fedvlp.training.config import Training
+from fedvlp.training.frozen_features import FixedFeatures
 from support.towers import client, encoder
 from support.toy import SGD
 
@@ -36,6 +37,8 @@ CASES: dict[str, tuple[Any, str, Training, float]] = {  # method, phase, trainin
     "uneven, in micro-batches": (AVERAGE, "train", replace(UNEVEN, micro_batch=2), 0.0),
     "align": (FedDRA(align_steps=3), "align", UNEVEN, 0.0),
     "joint": (FedDRA(local_steps=3), "joint", UNEVEN, 0.0),
+    "kept, align": (FedDRA(align_steps=3), "align", UNEVEN, 0.0),
+    "kept, joint": (FedDRA(local_steps=3), "joint", STEP, 0.0),
     "guided": (FedRGB(local_steps=3), "local", UNEVEN, 0.0),
     "apart": (AVERAGE, "train", STEP, 0.0),
     "films": (AVERAGE, "train", replace(STEP, lr=0.02), 0.0),
@@ -65,6 +68,8 @@ def handled(name: str, folder: Path | None = None) -> tuple[Update, Any]:
     one = client(encoder(dropout, image_size=32 if name.startswith("films") else 16))
     if name.startswith("films"):
         one.data = Films()
+    if name.startswith("kept"):
+        one.fixed = FixedFeatures()
     state = {n: t.clone() for n, t in one.state().items()}
     update = Site(one, method, training, SiteMemory(folder)).handle(Broadcast(0, phase, state))
     if isinstance(one.data, Films):

@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from support.towers import frozen_batch_norm
+from support.towers import client, encoder, frozen_batch_norm
+from support.toy import SGD, clone, same_bytes
 
-from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS
+from fedvlp.core.client import Client
+from fedvlp.core.method import Method
+from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Broadcast, Update
 from fedvlp.data import loader
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
-from fedvlp.methods import FedDRA, FedFed
+from fedvlp.federation.site import Site
+from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.methods import FedAvg, FedDRA, FedFed, FedMOON, FedRGB
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.objectives import MedCLIPConfig, MGCAConfig, NTXentConfig
 from fedvlp.run.assembly import Assembly
@@ -22,7 +27,9 @@ from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import summary
 from fedvlp.run.presets import get
 from fedvlp.run.simulate import simulate
-from fedvlp.training.frozen_features import FrozenFeatures, refuse
+from fedvlp.training import frozen_features
+from fedvlp.training.frozen_features import FixedFeatures, FrozenFeatures, refuse_objective
+from fedvlp.training.loop import Aborted
 
 FROZEN = ModelConfig(init="tiny-pool", head_hidden=32, head_norm="layer", adapters="lora", adapter_rank=0)
 
@@ -171,23 +178,119 @@ def test_computing_leaves_the_modes_of_the_towers() -> None:
 
 def test_what_changes_from_step_to_step_is_refused() -> None:
     frozen = FROZEN.build()
-    with pytest.raises(ValueError, match=r"cache_features: the towers are trained.*adapter_rank=0"):
-        refuse(replace(FROZEN, adapter_rank=4).build(), torch.nn.Module())
-    with pytest.raises(ValueError, match="cache_features: the towers are trained"):
-        refuse(replace(FROZEN, adapters="").build(), torch.nn.Module())
     for objective in (NTXentConfig(), MedCLIPConfig(sentences=True)):
         with pytest.raises(ValueError, match="draws another film or sentence"):
-            refuse(frozen, objective.build(frozen, 0))
+            refuse_objective(FROZEN, objective.build(frozen, 0))
     mgca = MGCAConfig()
-    refuse(frozen, mgca.build(frozen, 0))
-    bare = replace(FROZEN, alignment=False).build()
+    refuse_objective(FROZEN, mgca.build(frozen, 0))
+    bare = replace(FROZEN, alignment=False)
     with pytest.raises(ValueError, match="attention"):
-        refuse(bare, mgca.build(bare, 0))
+        refuse_objective(bare, mgca.build(bare.build(), 0))
 
 
 def test_the_refusal_comes_with_the_settings() -> None:
-    with pytest.raises(ValueError, match="cache_features: the towers are trained"):
-        replace(experiment(cache_features=True), model=replace(FROZEN, adapter_rank=2))
+    for changes in ({"adapter_rank": 2}, {"adapters": ""}):
+        with pytest.raises(ValueError, match=r"cache_features: the towers are trained.*adapter_rank=0"):
+            replace(experiment(cache_features=True), method=FedAvg(), model=replace(FROZEN, **changes))
     with pytest.raises(ValueError, match="FedFed reads the films themselves"):
         replace(experiment(cache_features=True), method=FedFed())
     assert get("feddra-real").training.cache_features
+
+
+# Towers that are trained, while they are fixed
+
+DRA = FedDRA(align_steps=4, local_steps=4, dro_batch=8)
+FIXING = (DRA, FedRGB(local_steps=3, aligner_steps=4, dro_batch=8), FedMOON(local_steps=4))
+
+
+class Forgetful(FixedFeatures):
+    """Computes everything anew whenever it is asked, as a process does that has just started."""
+
+    def _tokens_by(self, *asked: Any) -> Any:
+        self._tokens = {}
+        return super()._tokens_by(*asked)
+
+    def pooled(self, *asked: Any) -> Any:
+        self._pooled = {}
+        return super().pooled(*asked)
+
+
+def two_rounds(method: Method, one: Client) -> list[Update]:
+    """A site's answers; the server's model of the next phase is what the site has uploaded."""
+    state, answers = clone(one.state()), []
+    site = Site(one, method, replace(SGD, batch_size=8, lr=0.01), SiteMemory(None))
+    for round in range(2):
+        for phase in method.phases(round):
+            answers.append(site.handle(Broadcast(round, phase, clone(state))))
+            state |= clone(answers[-1].state)
+    return answers
+
+
+@pytest.mark.parametrize("method", FIXING, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("head_norm", ["batch", "layer"])
+def test_what_fixed_towers_make_is_kept_and_nothing_else_changes(method: Method, head_norm: str) -> None:
+    """The same bytes as by who computes all of it at every step; and what is trained without, to float32's digits."""
+    kept, forgetful, plain = (
+        two_rounds(method, client(encoder(head_norm=head_norm), fixed=fixed))
+        for fixed in (FixedFeatures(), Forgetful(), None)
+    )
+    for one, other, third in zip(kept, forgetful, plain, strict=True):
+        same_bytes(one.state, other.state)
+        assert one.scalars == other.scalars
+        assert one.scalars == pytest.approx(third.scalars, rel=1e-5)
+        for name, tensor in third.state.items():
+            assert_same(one.state[name], tensor, name)
+
+
+def test_a_round_of_feddra_has_one_pass_for_all_three() -> None:
+    """v_i, stage 1 and the anchors of both phases: 40 records once, beside the steps that train the towers."""
+    one, counts = client(fixed=FixedFeatures()), [0]
+    for model in (one.model, one.anchor(one.state())):
+        model.image_encoder.register_forward_hook(lambda module, inputs, made: counts.append(len(made)))
+    two_rounds(DRA, one)
+    assert sum(counts) == 2 * (one.data.num_train + 4 * 8)
+    assert not one.fixed._tokens, "the towers have moved"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("phase", ["align", "joint"])
+def test_a_site_that_is_killed_goes_on_to_the_same_bytes(phase: str, tmp_path: Path) -> None:
+    training = replace(SGD, batch_size=8, lr=0.01, checkpoint_steps=1)
+    message = Broadcast(1, phase, clone(client().state()))
+    whole = Site(client(fixed=FixedFeatures()), DRA, training, SiteMemory(None)).handle(message)
+    asked = iter([False, False, True])
+    with pytest.raises(Aborted):
+        Site(client(fixed=FixedFeatures()), DRA, training, SiteMemory(tmp_path)).handle(message, lambda: next(asked))
+    again = Site(client(fixed=FixedFeatures()), DRA, training, SiteMemory(tmp_path)).handle(message)
+    same_bytes(again.state, whole.state)
+
+
+def test_too_many_tokens_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 records' take 40 (5 + 6) 128 float32: with a byte less, towers run at every step as if nothing were asked."""
+    asked = FixedFeatures()
+    one = client(fixed=asked)
+    monkeypatch.setattr(frozen_features, "IN_MEMORY", 40 * 11 * 128 * 4)
+    batch = next(one.data.batches("train", 8, drop_last=True))
+    assert IMAGE_TOKENS in one.encoded(batch, one.state())
+    monkeypatch.setattr(frozen_features, "IN_MEMORY", 40 * 11 * 128 * 4 - 1)
+    for mine, other in zip(two_rounds(DRA, client(fixed=FixedFeatures())), two_rounds(DRA, client()), strict=True):
+        same_bytes(mine.state, other.state)
+
+
+def test_towers_that_normalise_by_the_batch_are_run_at_every_step() -> None:
+    """In an anchor beside towers that are trained; where they are frozen they normalise by what was received."""
+    one = client(ModelConfig(image_tower="test_resnet", image_size=16, max_tokens=6, vocabulary=50).build(0))
+    one.fixed = FixedFeatures()
+    batch = next(one.data.batches("train", 8, drop_last=True))
+    for phase, is_kept in (("align", True), ("joint", False)):
+        one.set_trainable(lambda name, phase=phase: DRA.trains(name, phase))
+        assert (IMAGE_TOKENS in one.encoded(batch, one.state())) is is_kept
+
+
+def test_only_what_fixes_towers_may_have_them_trained() -> None:
+    """The records of the others, and those of a loss that draws another film at every step, have no fixed tokens."""
+    trained = replace(experiment(cache_features=True), model=replace(FROZEN, adapters=""))
+    assert isinstance(Assembly(trained).site("site-1").client.fixed, FixedFeatures)
+    assert Assembly(experiment(cache_features=True)).site("site-1").client.fixed is None, "they are the data's"
+    assert not trained.crops_centres
+    with pytest.raises(ValueError, match="draws another film"):
+        Assembly(replace(trained, objective=NTXentConfig())).site("site-1")

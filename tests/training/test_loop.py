@@ -105,6 +105,29 @@ def test_one_step_by_hand() -> None:
     assert weights(client) == pytest.approx((1.7, 1.1))
 
 
+def test_epochs_are_passes_of_a_site_over_its_own_records_whatever_the_method_says() -> None:
+    """Three passes of 9 records in batches of 4 are six steps, and of 17 twelve."""
+    for records, steps in ((9, 6), (17, 12)):
+        one, other = (Client("a", 0, Toy(), ConVIRT(), pairs(1, records)) for _ in range(2))
+        training = replace(SGD, batch_size=4)
+        go(Method(local_steps=1), one, replace(training, local_epochs=3))
+        go(Method(local_steps=steps), other, training)
+        same_bytes(one.state(), other.state())
+
+
+def test_the_cosine_rate_is_the_rounds() -> None:
+    """Of four rounds: half the rate in round 2, none in round 4, beside what the message says."""
+    moved = []
+    for round, scale in ((0, 0.25), (2, 0.5), (4, 1.0)):
+        client = scalars_client()
+        before = weights(client)
+        cosine = replace(SGD, batch_size=2, cosine_rounds=4)
+        go(Method(local_steps=1), client, cosine, Broadcast(round, "train", {}, lr_scale=scale))
+        moved.append(weights(client)[0] - before[0])
+    assert moved[0] == pytest.approx(moved[1])
+    assert moved[2] == 0
+
+
 def test_two_steps_by_hand() -> None:
     """From (1.7, 1.1): residuals 1.7 - 3.3 = -1.6, 3.4 - 2.2 = 1.2, loss (2.56 + 1.44)/2 = 2, so the mean is 2.25.
 

@@ -16,7 +16,9 @@ app = typer.Typer()
 
 
 def add_installed() -> None:
-    """Adds every command that an entry point names; in place of a study that is not installed, where it is."""
+    """Adds every command that an entry point names; in place of a study that is not installed, where it is. Once."""
+    if app.registered_groups or app.registered_commands:
+        return
     named = {entry.name: entry for entry in entry_points(group=GROUP)}
     for name in dict.fromkeys((*STUDIES, *named)):
         if name in named:

@@ -175,7 +175,7 @@ def _chosen_data(
     from fedvlp.run.site_sources import SiteSources
 
     size = experiment.model.image_size
-    margin = size if experiment.training.cache_features else size * 9 // 8  # for random crops
+    margin = size if experiment.crops_centres else size * 9 // 8  # for random crops
     if at:
         named = tuple((name, stored(site_source(spec, margin), cache)) for name, spec in map(split_site, at))
         return SiteSources(named), len([name for name, _ in named if name != PUBLIC])

@@ -197,7 +197,7 @@ def with_features_kept(experiment: Any, runs: Path) -> Any:
     from dataclasses import replace
 
     data = experiment.data
-    if not experiment.training.cache_features or getattr(data, "cache", "none") is not None:
+    if not experiment.crops_centres or getattr(data, "cache", "none") is not None:
         return experiment
     return replace(experiment, data=replace(data, cache=str(runs.absolute() / "cache")))
 

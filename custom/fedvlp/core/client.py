@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -68,6 +69,22 @@ class StateMismatchError(SiteError, ValueError):
     """A state does not have the tensors that this model has."""
 
 
+class FixedFeatures(Protocol):
+    """What encoders that do not change make of a client's training records (training/frozen_features.py)."""
+
+    def encoded(self, client: Client, batch: Batch, state: State, own: State | None) -> Batch:
+        """As :meth:`Client.encoded`."""
+        ...
+
+    def pooled(self, client: Client, batch: Batch, state: State, own: State | None) -> VLOutput | None:
+        """Pooled features [B, W], from which the anchor's heads make vectors; None where they are not kept."""
+        ...
+
+    def release(self, client: Client) -> None:
+        """A task has ended."""
+        ...
+
+
 class NoLossError(SiteError, ValueError):
     """The objective has no loss, or not the one that a method needs, for the records of a site."""
 
@@ -92,6 +109,7 @@ class Client:
     site_only: frozenset[str] = frozenset()  # tensors of the model that never leave the site (core/norm_statistics.py)
     counted: Callable[[], None] = lambda: None  # told of every optimiser step
     observer: GradientObserver | None = None  # told how long the gradients were
+    fixed: FixedFeatures | None = None  # keeps what fixed encoders make of a record; None: they are run at every step
     _anchor: Any = None
     _anchored: tuple[State, State | None] | None = None
 
@@ -193,6 +211,22 @@ class Client:
         self._anchor.micro_batches = getattr(self.model, "micro_batches", None)
         return self._anchor
 
+    def encoded(self, batch: Batch, state: State, own: State | None = None) -> Batch:
+        """A training batch for a model with the encoders of ``state``, which do not change: with tokens where kept."""
+        return batch if self.fixed is None else self.fixed.encoded(self, batch, state, own)
+
+    @torch.no_grad()
+    def target(self, batch: Batch, state: State, own: State | None = None, encoded: Any = None) -> VLOutput:
+        """What :meth:`anchor` makes of a training batch; vectors alone, where no objective reads tokens.
+
+        ``encoded``: what its encoders make of the batch, where that is known.
+        """
+        anchor = self.anchor(state, own)
+        pooled = None if self.fixed is None else self.fixed.pooled(self, batch, state, own)
+        if pooled is not None:
+            return anchor.heads(pooled)
+        return anchor.project(anchor.encode(self.encoded(batch, state, own)) if encoded is None else encoded)
+
     @contextmanager
     def in_micro_batches(self, how: MicroBatching) -> Iterator[None]:
         """Lets the towers of the model, and of its anchor, see micro-batches. Raises ValueError if they cannot."""
@@ -213,6 +247,8 @@ class Client:
 
     def release(self) -> None:
         """Lets go of the tensors of :meth:`anchor`, at the end of a task."""
+        if self.fixed is not None:
+            self.fixed.release(self)
         if self._anchored is not None:
             empty = {name: t.to("meta") for name, t in self._anchor.state_dict().items()}
             self._anchor.load_state_dict(empty, assign=True)
@@ -268,6 +304,16 @@ def frozen_tensors(model: Any) -> State:
     """A model's frozen tensors, by their names in it."""
     prefixes = frozen_prefixes(model)
     return {name: t for name, t in model.state_dict().items() if name.startswith(prefixes)} if prefixes else {}
+
+
+def digest(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> str:
+    """SHA-256 over names, shapes and bytes of the tensors whose names begin so."""
+    hashed = hashlib.sha256()
+    for name in sorted(name for name in tensors if name.startswith(tuple(prefixes))):
+        tensor = tensors[name].detach().cpu().contiguous()
+        hashed.update(f"{name} {list(tensor.shape)} {tensor.dtype}\n".encode())
+        hashed.update(tensor.view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return hashed.hexdigest()
 
 
 def restart_target(model: nn.Module, objective: nn.Module) -> None:

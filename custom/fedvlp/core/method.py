@@ -28,6 +28,7 @@ class Schedule:
 
     uses_public: ClassVar[bool] = False  # whether the server needs the public set and to know the sites' modalities
     pooled: ClassVar[bool] = False  # whether one site holds everybody's records (simulation only)
+    fixes_encoders: ClassVar[bool] = False  # whether it asks for what a received encoder makes (``Client.encoded``)
     reads_films: ClassVar[bool] = False  # whether it needs the films themselves, so that cached tokens are not enough
     sends_plainly: ClassVar[bool] = False  # whether an ``upload`` of its own sends what FedAvg's does, and no more
 

@@ -118,7 +118,8 @@ def _words(strokes: np.ndarray) -> list[tuple[str, float]]:
         lines = [line.split("\t") for line in reader.GetTSVText(0).splitlines()]
     finally:
         reader.Clear()
-    return [(line[11], float(line[10])) for line in lines if line[0] == WORD]
+    # Tesseract writes numbers as the process's locale has them.
+    return [(line[11], float(line[10].replace(",", "."))) for line in lines if line[0] == WORD]
 
 
 @lru_cache

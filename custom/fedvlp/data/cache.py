@@ -1,9 +1,9 @@
 """Decoded images in a few large array files: built once, shared by all processes of a site, checked when read.
 
 A cache is the folder ``<key>``. It holds shards of about 1 GB, ``images-00000.npy`` (uint8 [n, S, S], in colour
-[n, S, S, 3], no pickle) and so on, and ``index.json`` (shape, rows per shard, skipped rows and a CRC-32 per row). It is
-built under another name and renamed when complete, so a reader sees all of it or none. A row's CRC is compared when a
-process first reads the row.
+[n, S, S, 3], no pickle) and so on, and ``index.json`` (shape, rows per shard, skipped rows, how files store the images,
+and a CRC-32 per row). It is built under another name and renamed when complete, so a reader sees all of it or none. A
+row's CRC is compared when a process first reads the row.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class _Content:
     checksums: np.ndarray  # [N] uint32
     skipped: dict[int, str]
     trusted: np.ndarray  # [N] bool: rows whose CRC this process has compared
+    stored: Sequence[str]  # [N] how the file of each stores it; "" where nobody noted it, as in older caches
 
 
 class ImageCache:
@@ -56,6 +57,11 @@ class ImageCache:
     def checksums(self) -> np.ndarray:
         """CRC-32 of each row's pixels, [N] uint32: the same on every machine that decodes the same pixels."""
         return self._content().checksums
+
+    @property
+    def stored(self) -> Sequence[str]:
+        """How the file of each row stores its image: container, bits, photometric interpretation. "": not known."""
+        return self._content().stored
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """uint8 [n, *shape] of ``rows`` [n]; IndexError outside of 0..N-1, ValueError where pixels are damaged."""
@@ -95,8 +101,8 @@ def cached_images(
     if folder is None:
 
         def in_memory() -> _Content:
-            images, checksums, skipped = decoded(decode, items, shape)
-            return _Content(images.__getitem__, np.array(checksums, np.uint32), skipped, np.ones(n, dtype=bool))
+            images, checksums, skipped, stored = decoded(decode, items, shape)
+            return _Content(images.__getitem__, np.array(checksums, np.uint32), skipped, np.ones(n, dtype=bool), stored)
 
         return ImageCache(key, in_memory)
     target = Path(folder) / key
@@ -148,18 +154,19 @@ def _read(target: Path, key: str, n: int, shape: tuple[int, ...]) -> _Content:
         checksums = np.asarray(index["crc32"], dtype=np.uint32)
         skipped = {int(row): str(reason) for row, reason in index["skipped"].items()}
         per = int(index["rows_per_shard"])
+        stored = [str(kind) for kind, run in index.get("stored", [("", n)]) for _ in range(run)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise _refusal(key, f"it cannot be read ({type(error).__name__})") from None
     if head != (FORMAT, key, [n, *shape]):
         raise _refusal(key, f"it was made for another key, format or shape than uint8 {[n, *shape]}")
-    if checksums.shape != (n,) or any(not 0 <= row < n for row in skipped) or per < 1:
+    if checksums.shape != (n,) or len(stored) != n or any(not 0 <= row < n for row in skipped) or per < 1:
         raise _refusal(key, "its index does not fit its images")
     try:
         shards = Shards(target, n, shape, per)
     except (OSError, ValueError) as error:
         why = error if type(error) is ValueError else type(error).__name__
         raise _refusal(key, f"its array files cannot be read ({why})") from None
-    return _Content(shards, checksums, skipped, np.zeros(n, dtype=bool))
+    return _Content(shards, checksums, skipped, np.zeros(n, dtype=bool), stored)
 
 
 @contextlib.contextmanager

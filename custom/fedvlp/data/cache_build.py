@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,10 +25,10 @@ import numpy as np
 
 FORMAT = "fedvlp-image-cache-2"
 SHARD_BYTES = 2**30  # of pixels in one array file, at most
-Decode = Callable[[Any], "np.ndarray | str"]
-"""Decodes one item to uint8 [S, S] or [S, S, 3], or to the reason (a str) why it cannot. Picklable: other processes
+Decode = Callable[[Any], "tuple[np.ndarray, str] | np.ndarray | str"]
+"""Decodes one item to uint8 [S, S] or [S, S, 3], alone or with how its file stores it; or to the reason why it cannot.
 
-call it too.
+Picklable: other processes call it too.
 """
 
 
@@ -81,23 +81,29 @@ class Shards:
 
 CHUNK = 256  # images that are decoded, written and counted together
 LOADED_ONCE = ["cv2", "fedvlp.data.transforms"]  # modules that the decoding processes share
-Decoded = tuple[np.ndarray, list[int], dict[int, str]]
-"""Images [n, *shape] uint8, the CRC-32 of each, and index -> reason for those that could not be read (zeros)."""
+Decoded = tuple[np.ndarray, list[int], dict[int, str], list[str]]
+"""Images [n, *shape] uint8, the CRC-32 of each, index -> reason for those that could not be read (zeros), and how the
+
+file of each stores it, "" where nobody says.
+"""
 
 
 def decoded(decode: Decode, items: Sequence[Any], shape: tuple[int, ...]) -> Decoded:
     """The images of ``items``. Raises ValueError where ``decode`` gives anything but uint8 ``shape`` or a reason."""
     images = np.zeros((len(items), *shape), dtype=np.uint8)
     skipped: dict[int, str] = {}
+    stored = [""] * len(items)
     for index, item in enumerate(items):
         image = decode(item)
+        if isinstance(image, tuple):
+            image, stored[index] = image
         if isinstance(image, str):
             skipped[index] = image
         elif image.shape != shape or image.dtype != np.uint8:
             raise ValueError(f"image cache: expected uint8 {list(shape)}, got {image.dtype} {list(image.shape)}")
         else:
             images[index] = image
-    return images, [zlib.crc32(image.data) for image in images], skipped
+    return images, [zlib.crc32(image.data) for image in images], skipped, stored
 
 
 def write(
@@ -204,7 +210,7 @@ class _Partial:
 
     def add(self, start: int, chunk: Decoded) -> None:
         """Writes the chunk that begins at row ``start``, then its line: whatever the journal names is on disk."""
-        images, checksums, skipped = chunk
+        images, checksums, skipped, stored = chunk
         shard, within = divmod(start, self._per)  # a chunk lies in one shard
         name = self._file(shard)
         offset = np.load(name, mmap_mode="r", allow_pickle=False).offset
@@ -212,7 +218,7 @@ class _Partial:
             file.seek(offset + within * self._bytes)
             file.write(images.data)
             _sync(file)
-        entry = {"start": start, "crc32": checksums, "skipped": skipped}
+        entry = {"start": start, "crc32": checksums, "skipped": skipped, "stored": stored}
         self._note(entry)
         self._done[start] = entry
 
@@ -221,9 +227,11 @@ class _Partial:
         entries = [self._done[start] for start in sorted(self._done)]
         skipped: dict[int, str] = {}
         checksums: list[int] = []
+        stored: list[str] = []
         for entry in entries:
             skipped |= {entry["start"] + int(index): reason for index, reason in entry["skipped"].items()}
             checksums += entry["crc32"]
+            stored += entry.get("stored") or [""] * len(entry["crc32"])
         index = {
             "format": FORMAT,
             "key": self._key,
@@ -231,6 +239,7 @@ class _Partial:
             "rows_per_shard": self._per,
             "skipped": skipped,
             "crc32": checksums,
+            "stored": [(kind, len(list(run))) for kind, run in groupby(stored)],
         }
         with (self._folder / "index.json").open("w", encoding="utf-8") as file:
             json.dump(index, file)

@@ -111,6 +111,7 @@ class Cohort:
     channels: int = 1  # of the images: 1 is grey; 3 is red, green and blue, uint8 [n, S, S, 3]
     subgroups: np.ndarray | None = None  # [N, G] str: sex, age, ... of each row, "" unknown; only evaluations read them
     subgroup_names: tuple[str, ...] = ()  # G names, each once
+    stored: tuple[str, ...] | None = None  # how each row's file stores its image ("PNG, 8 bits, grey"), "" not known
 
     def __post_init__(self) -> None:
         n = len(self.ids)
@@ -294,6 +295,7 @@ class Cohort:
             channels=max(cohort.channels for cohort in cohorts),
             subgroups=subgroups,
             subgroup_names=subgroup_names,
+            stored=tuple(chain.from_iterable(cohort.stored or ("",) * len(cohort) for cohort in cohorts)),
         )
 
 

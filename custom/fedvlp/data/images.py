@@ -18,7 +18,7 @@ from fedvlp.data.cache_build import Building, shape_of
 from fedvlp.data.cohort import digest
 from fedvlp.data.radiograph import ImageAccessError, UnreadableImageError, decoders, read_radiograph
 from fedvlp.data.report_text import is_missing
-from fedvlp.data.transforms import DECODING, decode
+from fedvlp.data.transforms import DECODING, decode_stored
 
 # Finds image files by the names that a table has for them.
 
@@ -94,14 +94,16 @@ LARGE = 2 * 2**30
 """Bytes of decoded images above which a source without a cache warns: every process would hold them in memory."""
 
 
-def film(file: Path, size: int, burned_in: str, colour: bool = False) -> np.ndarray | str:
-    """The image in ``file`` as uint8 [size, size], in ``colour`` [size, size, 3], or why it cannot be used.
+def film(file: Path, size: int, burned_in: str, colour: bool = False) -> tuple[np.ndarray, str] | str:
+    """The image in ``file`` as uint8 [size, size], in ``colour`` [size, size, 3], and how it is stored there.
+
+    Or why it cannot be used.
 
     ``burned_in`` is one of ``burned_in.CHOICES``; "search" looks at the pixels if the extra that can is installed.
     Raises ImageAccessError where the reason lies not in the file: a cache keeps the reasons.
     """
     try:
-        image = decode(file, size, burned_in == ACCEPT, colour)
+        image = decode_stored(file, size, burned_in == ACCEPT, colour)
         if burned_in == SEARCH and can_search() and holds_text(read_radiograph(file)):
             return REASON
         return image

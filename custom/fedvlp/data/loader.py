@@ -30,7 +30,8 @@ and a compiled model is compiled anew for each. The towers do not see padding.""
 Tokenize = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
 """Reports to token ids [N, T] int64 and mask [N, T] bool, True at real tokens, padded on the right.
 
-It may have an attribute ``truncated``: the number of reports that it had to cut so far."""
+It may have attributes: ``truncated``, the number of reports that it had to cut so far, and ``unknown``, the id of every
+word that it does not know."""
 
 
 @dataclass(frozen=True)
@@ -285,6 +286,16 @@ class SiteData:
         text, mask, lengths = self._tokens([self._cohort.reports[row] for row in rows])
         if cut := self._truncated - before:
             logger.info("%s: %d of %d reports are cut at %d tokens", name, cut, len(rows), text.shape[1])
+        unknown = getattr(self._tokenize, "unknown", None)
+        # above a quarter: marks of the words' beginnings and of the report's ends are tokens, too
+        if strange := 0 if unknown is None else int((4 * (text == unknown).sum(1) > mask.sum(1)).sum()):
+            logger.warning(
+                "%s: the text tower's vocabulary lacks most words of %d of %d reports; take one of their language and "
+                "script (model.text_tower)",
+                name,
+                strange,
+                len(rows),
+            )
         return _Split(
             size=len(rows),
             images=self._reader(rows) if "image" in self.modalities else None,

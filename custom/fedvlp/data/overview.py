@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,6 +99,15 @@ def grey_levels(cohort: Cohort, rows: np.ndarray, bins: int = 32, most: int = 20
             grey = pixels if pixels.ndim == 2 else pixels.mean(axis=2)
             total += np.histogram(grey, bins=bins, range=(0, 256))[0] / grey.size
     return total / len(rows)
+
+
+def stored_counts(cohort: Cohort) -> dict[str, Counter[str]]:
+    """Site, or split, of :func:`groups` -> how files store its images -> images; without those that nobody noted."""
+    stored, imaged = cohort.stored or ("",) * len(cohort), cohort.has_image()
+    return {
+        name: Counter(stored[row] for row in rows if imaged[row] and stored[row])
+        for name, rows in groups(cohort).items()
+    }
 
 
 def repeated_reports(cohort: Cohort) -> tuple[int, int]:

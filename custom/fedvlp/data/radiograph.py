@@ -6,7 +6,7 @@ import errno
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +41,7 @@ DICOM_TAGS = (
 
 RESCALE = ("ModalityLUTSequence", "RescaleSlope", "RescaleIntercept")  # from stored values to the detector's
 WINDOW = ("VOILUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction")  # from these to what a screen shows
+UNUSABLE = ", with a window or rescale that cannot be applied"
 
 
 class UnreadableImageError(ValueError):
@@ -63,6 +64,7 @@ class _Values:
     shape: tuple[int, int]  # [H, W] of the file; more than [h, w] where it was decoded at reduced size
     invert: bool = False  # the least is white (MONOCHROME1)
     padding: np.ndarray | None = None  # bool [h, w]: pixels that are no part of the film; None: there are none
+    stored: str = ""  # how the file holds the film, in words without any of its own
 
 
 def read_radiograph(
@@ -80,7 +82,22 @@ def read_radiograph(
     ``UnreadableImageError``; size and frame count are checked before decoding. Raises ``ImageAccessError`` where not
     the file is to blame but its disk, its rights or the memory of this machine.
     """
-    return _guarded(lambda: _finished(_read_file(path, longest, burned_in, colour), longest, colour))
+    return read_stored(path, longest, burned_in, colour)[0]
+
+
+def read_stored(
+    path: Path, longest: int | None = None, burned_in: bool = False, colour: bool = False
+) -> tuple[np.ndarray, str]:
+    """As ``read_radiograph``, and how the file holds the film: its container, bits and photometric interpretation.
+
+    Of a DICOM file also whether a window or rescale of it is of no use, and was left out.
+    """
+
+    def read() -> tuple[np.ndarray, str]:
+        image = _read_file(path, longest, burned_in, colour)
+        return _finished(image, longest, colour), image.stored
+
+    return _guarded(read)
 
 
 def shape_of_file(path: Path) -> tuple[int, int]:
@@ -369,17 +386,26 @@ def _read_pil(path: Path, longest: int | None, colour: bool) -> _Values:
         with Image.open(path, formats=FORMATS) as image:
             shape = (image.height, image.width)
             _check_header(image.width, image.height, _frames(image))
+            stored = f"{image.format}, {_bits_and_colours(image)}"  # before a draft, which may be grey
             upright = _upright(image)
             if upright is image and longest is not None:
                 mode = "RGB" if colour else "L"
                 image.draft(mode, _fitted(shape, max(longest, REFERENCE))[::-1])  # a JPEG is reduced by its inverse DCT
             else:
                 shape = (upright.height, upright.width)
-            return _of_pil(upright, colour, shape, _white_is_zero(image))
+            return replace(_of_pil(upright, colour, shape, _white_is_zero(image)), stored=stored)
     except Image.DecompressionBombError:
         raise UnreadableImageError("image too large") from None
     except UnidentifiedImageError:
         raise UnreadableImageError("unsupported image format") from None
+
+
+def _bits_and_colours(image: Any) -> str:
+    """Of a PIL image."""
+    bits = {"1": 1, "I": 32, "F": 32}.get(image.mode, 16 if image.mode.startswith("I;16") else 8)
+    kinds = {"P": "palette", "CMYK": "CMYK", "LA": "grey with alpha", "RGBA": "colour with alpha"}
+    kind = kinds.get(image.mode, "grey" if image.mode[0] in "1LIF" else "colour")
+    return f"{bits} bits, {'white is 0' if _white_is_zero(image) else kind}"
 
 
 def _know_deep_tiffs() -> None:
@@ -428,13 +454,14 @@ def _read_dicom(source: Path | BytesIO, burned_in: bool, colour: bool) -> _Value
     if int(header.BitsAllocated) not in (8, 16) or (coloured and header.PhotometricInterpretation == "PALETTE COLOR"):
         raise UnreadableImageError("unsupported image format")
     shape = (int(header.Rows), int(header.Columns))
+    kind = f"DICOM, {header.BitsStored} bits, {'colour' if coloured else header.PhotometricInterpretation}"
     if coloured:
         stored = _decoded(source)  # RGB [H, W, 3]
         if stored.dtype != np.uint8 or stored.ndim != 3:
             raise UnreadableImageError("unsupported image format")
         if colour:
-            return _Values(stored, shape)
-        return _Values(stored.astype(np.float32) @ np.array(LUMINANCE, dtype=np.float32), shape)
+            return _Values(stored, shape, stored=kind)
+        return _Values(stored.astype(np.float32) @ np.array(LUMINANCE, dtype=np.float32), shape, stored=kind)
     native = _native(source, header) if isinstance(source, Path) else None
     stored = _decoded(source) if native is None else native
     padding = _padding(stored, header)
@@ -443,7 +470,8 @@ def _read_dicom(source: Path | BytesIO, burned_in: bool, colour: bool) -> _Value
         stored = _decoded(source)
         limits = _range(stored, padding)
     inverted = header.PhotometricInterpretation == "MONOCHROME1"
-    return _Values(_presented(stored, limits, header), shape, inverted, padding)
+    values = _presented(stored, limits, header)
+    return _Values(values, shape, inverted, padding, kind + UNUSABLE * header.unusable)
 
 
 def _header(source: Path | BytesIO) -> Any:
@@ -461,6 +489,7 @@ def _header(source: Path | BytesIO) -> Any:
 def _completed(header: Any) -> Any:
     """``header`` without values that cannot be read, and with those that devices leave out because one is usual."""
     unreadable = {tag for tag in DICOM_TAGS if not _is_readable(header, tag)}
+    header.unusable = not unreadable.isdisjoint((*RESCALE, *WINDOW))  # an attribute of ours, and no tag
     if unreadable.intersection(RESCALE):
         unreadable.update(WINDOW)  # which is in the units of the rescale
     for tag in unreadable.intersection(header.dir()):
@@ -602,7 +631,8 @@ def _applied(
             shown = np.full_like(values, np.nan, dtype=np.float64)
         if shown.shape == values.shape and np.isfinite(shown).all() and (np.ptp(shown) > 0 or np.ptp(values) == 0):
             return shown
-        if tag in header:
+        header.unusable = True
+        if tag is not None and tag in header:
             del header[tag]
     return None
 

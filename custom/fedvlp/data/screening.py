@@ -114,7 +114,7 @@ class KeptTokens:
 
     def __init__(self, tokenizer: Tokenize, identity: str, folder: Path) -> None:
         self._tokenizer, self._identity, self._folder = tokenizer, identity, folder
-        self.truncated = 0
+        self.truncated, self.unknown = 0, getattr(tokenizer, "unknown", None)
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """ids [N, T] int64 and mask [N, T] bool of N texts."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedvlp.data.radiograph import UnreadableImageError, read_radiograph
+from fedvlp.data.radiograph import UnreadableImageError, read_stored
 
 if TYPE_CHECKING:
     from monai.transforms import Compose
@@ -28,9 +28,15 @@ def decode(path: Path, image_size: int, burned_in: bool = False, colour: bool = 
     side zero-padded on both sides. Raises UnreadableImageError, which quotes nothing of the file, and ValueError for an
     ``image_size`` below 8.
     """
+    return decode_stored(path, image_size, burned_in, colour)[0]
+
+
+def decode_stored(path: Path, image_size: int, burned_in: bool = False, colour: bool = False) -> tuple[np.ndarray, str]:
+    """``decode``, and how the file stores the image (``radiograph.read_stored``)."""
     if image_size < 8:
         raise ValueError(f"decode: image_size must be at least 8 pixels, got {image_size}")
-    return square(read_radiograph(path, image_size, burned_in, colour), image_size)
+    image, stored = read_stored(path, image_size, burned_in, colour)
+    return square(image, image_size), stored
 
 
 def decoding(image_size: int, burned_in: bool = False, colour: bool = False) -> Compose:

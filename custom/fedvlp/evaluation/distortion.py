@@ -56,6 +56,8 @@ class Entry:
     similarity_after: float
     recall_before: float | None = None  # in-batch Recall@1, percent; None below one batch of 32
     recall_after: float | None = None
+    recall5_before: float | None = None  # the same of Recall@5
+    recall5_after: float | None = None
 
     @property
     def distortion(self) -> float:
@@ -123,7 +125,7 @@ def cross_table(
     """
     held_out = {site: data for site, data in held_out.items() if data.sizes.get(split, 0) >= 2}
     entries: list[Entry] = []
-    before: dict[str, tuple[float, float | None]] = {}
+    before: dict[str, Figures] = {}
     measured: State | None = None
     for trial in trials:
         if measured is not trial.start:
@@ -136,20 +138,23 @@ def cross_table(
         trained = {name: tensor.clone() for name, tensor in trial.client.state().items() if name in trial.start}
         after = _figures(trial.client, trained, held_out, split, load)
         for site in held_out:
-            (similarity, recall), (similarity_after, recall_after) = before[site], after[site]
-            entries.append(Entry(trial.trained_on, site, similarity, similarity_after, recall, recall_after))
+            pairs = (pair for both in zip(before[site], after[site], strict=True) for pair in both)
+            entries.append(Entry(trial.trained_on, site, *pairs))
     return entries
 
 
-def _figures(
-    client: Client, state: State, held_out: Mapping[str, Any], split: str, load: Load
-) -> dict[str, tuple[float, float | None]]:
-    """Site -> mean cosine and in-batch Recall@1 of a model."""
+Figures = tuple[float, float | None, float | None]
+"""Mean cosine, in-batch Recall@1 and Recall@5."""
+
+
+def _figures(client: Client, state: State, held_out: Mapping[str, Any], split: str, load: Load) -> dict[str, Figures]:
+    """Site -> figures of a model."""
     figures = {}
     for site, data in held_out.items():
         load(client, state, site)
         metrics = Retrieval().measure(client.model, data, split)
-        figures[site] = metrics[metric_names.similarity(split)], metrics.get(metric_names.recall(split, 1))
+        recalls = (metrics.get(metric_names.recall(split, k)) for k in (1, 5))
+        figures[site] = (metrics[metric_names.similarity(split)], *recalls)
     return figures
 
 
@@ -172,6 +177,8 @@ def write_table(entries: Sequence[Entry], path: Path, title: str) -> list[Path]:
             "similarity_after",
             "recall1_before",
             "recall1_after",
+            "recall5_before",
+            "recall5_after",
         ]
     ]
     rows += [
@@ -183,10 +190,12 @@ def write_table(entries: Sequence[Entry], path: Path, title: str) -> list[Path]:
             e.similarity_after,
             e.recall_before,
             e.recall_after,
+            e.recall5_before,
+            e.recall5_after,
         ]
         for e in entries
     ]
-    rows += [[MEAN, site, value, None, None, None, None] for site, value in column_means(entries).items()]
+    rows += [[MEAN, site, value] + [None] * 6 for site, value in column_means(entries).items()]
     return [write_csv(path, rows), write_png(path, heat_map(entries, title))]
 
 

@@ -7,6 +7,7 @@ chosen once for each image, without its site; the prompts of a class are an ense
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -82,6 +83,8 @@ def prompts(name: str, count: int, seed: int) -> tuple[str, ...]:
     order = torch.randperm(len(sentences), generator=generator)[:count].tolist()
     return tuple(sentences[index] for index in order)
 
+
+log = logging.getLogger(__name__)
 
 GLOBAL, SELECTED, MEAN, TEST = "global", "selected", "mean", "test"
 ENSEMBLES = ("mean", "max")
@@ -171,14 +174,14 @@ def _words(selector: Any, classes: Iterable[str]) -> tuple[str, ...]:
 
 
 def _refuse_new(selector: Any, classes: Iterable[str]) -> None:
-    for name in classes if selector.uses("token") else ():
+    for name in classes if selector.config.fuses_text else ():
         if name not in selector.words:
             raise ValueError(f"zero-shot: the selector was not trained with class {name!r}, only {selector.words}")
 
 
 def _only(selector: Any, name: str, like: Tensor, classes: Iterable[str]) -> Tensor | None:
     """``present`` [N, W] of the selector for N studies (``like`` [N, d]) that have the finding ``name`` only."""
-    if not selector.uses("token"):
+    if not selector.config.fuses_text:
         return None
     marks = torch.tensor([word == name for word in _words(selector, classes)])
     return marks.to(like.device).expand(len(like), -1)
@@ -247,6 +250,7 @@ def zero_shot(
     selector: Any = client.extra
     own = [name for name in states if name != GLOBAL]
     scores: dict[str, dict[str, Tensor]] = {site: {} for site in data}  # [seeds, N, C] by site and model
+    named: dict[str, float] = {}  # site -> share of its images that the selector takes for its own
     chosen: dict[str, Tensor] = {}  # [seeds, N] by site: index in ``own``, -1 is the global model
     for name, state in states.items():
         texts: list[tuple[Embeddings, Embeddings, Tensor]] = []
@@ -262,11 +266,13 @@ def zero_shot(
             by_seed = [class_scores(image, fused, protocol.ensemble) for _, fused, _ in texts]
             scores[site][name] = torch.stack(by_seed).cpu()
             if name == GLOBAL and own and hasattr(selector, "fused"):
-                choices = []
-                for reports, _, words in texts:
-                    probabilities = site_probabilities(selector, image, reports, words)
-                    choices.append(choose(probabilities[:, : len(own)], protocol.threshold))
-                chosen[site] = torch.stack(choices).cpu()
+                probabilities = torch.stack(
+                    [site_probabilities(selector, image, reports, words)[:, : len(own)] for reports, _, words in texts]
+                )
+                chosen[site] = torch.stack([choose(of_seed, protocol.threshold) for of_seed in probabilities]).cpu()
+                if site in own:
+                    named[site] = float((probabilities.argmax(dim=2) == own.index(site)).double().mean())
+    _say_near_chance(named)
     names = (*own, GLOBAL)
     for site, choice in chosen.items():
         scores[site][SELECTED] = pick(torch.stack([scores[site][name] for name in names]), choice)
@@ -275,6 +281,18 @@ def zero_shot(
         labels = test_labels(records, protocol.batch_size)[:, columns]
         results += [_judge(protocol, name, site, by_seed, labels) for name, by_seed in scores[site].items()]
     return results, [Choices(site, _shares(choice, names)) for site, choice in chosen.items()]
+
+
+def _say_near_chance(named: Mapping[str, float]) -> None:
+    """Warns of sites that the selector names for no more of their images than by chance."""
+    if low := [site for site, share in named.items() if share <= 1 / len(named)]:
+        log.warning(
+            "zero-shot: the selector names %s for at most %.0f %% of their own images, no more than by chance: other "
+            "sites' models are used there. Train it longer or faster (rounds, method.selector_lr), or judge the global "
+            "model",
+            ", ".join(low),
+            100 * max(named[site] for site in low),
+        )
 
 
 def _shares(choice: Tensor, names: Sequence[str]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Upd
 from fedvlp.federation.frames import Frame, Shared, frame, receive, send
 from fedvlp.federation.site import failure
 from fedvlp.federation.wire import Answers
+from fedvlp.training.config import take_gpu
 from fedvlp.training.loop import Aborted
 
 MakeSite = Callable[[str], Answers]
@@ -78,7 +79,9 @@ class WorkerPool:
     def _start(self, index: int) -> Connection:
         ours, theirs = self._context.Pipe()
         inherited = [connection for _, connection in self._workers.values()] + [ours]
-        process = self._context.Process(target=_serve, args=(self._make, theirs, inherited, self._spool), daemon=True)
+        process = self._context.Process(
+            target=_serve, args=(index, self._make, theirs, inherited, self._spool), daemon=True
+        )
         process.start()
         theirs.close()
         self._workers[index] = (process, ours)
@@ -164,8 +167,11 @@ def _close(sent: Frame) -> None:
         sent.close()
 
 
-def _serve(make_site: MakeSite, connection: Connection, inherited: list[Connection], spool: Path | None) -> None:
+def _serve(
+    index: int, make_site: MakeSite, connection: Connection, inherited: list[Connection], spool: Path | None
+) -> None:
     """A worker's life: answers tasks until the other end closes."""
+    take_gpu(index)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:

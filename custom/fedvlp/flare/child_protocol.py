@@ -14,7 +14,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update, header
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update
 from fedvlp.deploy.envelope import Behind
 from fedvlp.federation.site import failure
 from fedvlp.flare import messages
@@ -34,50 +34,51 @@ def to_child(
     experiment: Experiment,
     paths: SitePaths,
     most_samples: int | None = None,
-    trainer: dict[str, Any] | None = None,
+    worker: dict[str, Any] | None = None,
 ) -> Shareable:
     """The server's task, with the site's own part; the task's headers are kept.
 
-    ``trainer``: how the one that stays is found (flare/child_front.py), where there is one.
+    ``worker``: how the one that stays is found (flare/worker.py), where there is one.
     """
     dxo = from_shareable(task)
     own = {"experiment": _parts(experiment), "paths": asdict(paths), "most_samples": most_samples}
-    if trainer is not None:
-        own["trainer"] = trainer
+    if worker is not None:
+        own["worker"] = worker
     meta = {**dxo.meta, SITE: own}
     return DXO(dxo.data_kind, data=dxo.data, meta=meta).update_shareable(task)
 
 
 def in_child(model: FLModel) -> Task:
     """What :func:`to_child` put together: the message, the server's run, the experiment and the paths."""
-    own: dict[str, Any] = model.meta[SITE]
-    message, run = messages.receive_broadcast(FLModelUtils.to_shareable(model))
-    return message, run, _experiment(own["experiment"]), SitePaths(**own["paths"]), own["most_samples"]
+    return task_of({**model.meta[SITE], "message": model.meta[messages.KEY]}, model.params or {})
+
+
+def task_of(content: dict[str, Any], tensors: State) -> Task:
+    """A task, of its tensors and all else. Plug-ins that are not installed are read anew, as they may have changed."""
+    sent = DXO(DataKind.WEIGHTS, data=tensors, meta={messages.KEY: content["message"]})
+    message, run = messages.receive_broadcast(sent.to_shareable())
+    for file in content["experiment"]["plugins"]:
+        plugins.use(file)
+    settings = {name: from_config(value) for name, value in content["experiment"]["settings"].items()}
+    return message, run, Experiment(**settings), SitePaths(**content["paths"]), content["most_samples"]
+
+
+def apart(message: Shareable) -> tuple[dict[str, Any], State]:
+    """All of a message but its tensors, and those."""
+    dxo = from_shareable(message)
+    return messages.header_of(dxo), dxo.data
 
 
 def to_ranks(task: Task | None) -> Task | None:
     """Rank 0's task (None: there are no more) at every process of the site (training/distributed.py)."""
-    content, tensors = None, {}
+    content: dict[str, Any] | None = None
+    tensors: State = {}
     if task is not None:
         message, run, experiment, paths, most = task
-        content = {
-            "message": header(message),
-            "run": run,
-            "paths": asdict(paths),
-            "experiment": _parts(experiment),
-            "most_samples": most,
-        }
-        tensors = {f"state/{n}": t for n, t in message.state.items()} | {f"aux/{n}": t for n, t in message.aux.items()}
+        header, tensors = apart(messages.send_broadcast(message, run))
+        content = {"message": header, "experiment": _parts(experiment), "paths": asdict(paths), "most_samples": most}
     content, tensors = distributed.tell(content, tensors)
-    if content is None:
-        return None
-    apart: dict[str, State] = {"state": {}, "aux": {}}
-    for name, tensor in tensors.items():
-        kind, _, rest = name.partition("/")
-        apart[kind][rest] = tensor
-    message = Broadcast(**content["message"], state=apart["state"], aux=apart["aux"])
-    experiment = _experiment(content["experiment"])
-    return message, content["run"], experiment, SitePaths(**content["paths"]), content["most_samples"]
+    return None if content is None else task_of(content, tensors)
 
 
 def _parts(experiment: Experiment) -> dict[str, Any]:
@@ -85,12 +86,6 @@ def _parts(experiment: Experiment) -> dict[str, Any]:
     settings = {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}
     brought = [plugin for plugin in plugins.of(experiment) if not plugin.installed]
     return {"settings": settings, "plugins": [p.name if p.source is None else str(p.file) for p in brought]}
-
-
-def _experiment(content: dict[str, Any]) -> Experiment:
-    for file in content["plugins"]:
-        plugins.use(file)
-    return Experiment(**{name: from_config(value) for name, value in content["settings"].items()})
 
 
 def answer(reply: Update | Exception, behind: Behind | None = None) -> FLModel:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,19 @@ from fedvlp.core.types import Failure, FailureKind
 from fedvlp.core.validate import require
 from fedvlp.deploy.named_data import SiteConfigError
 from fedvlp.deploy.site_config import FILE, envelope_at, processes_at
-from fedvlp.flare import child_protocol, messages, trainer_link
+from fedvlp.flare import child_protocol, messages
 from fedvlp.flare.messages import BEHIND, CHILD_LOST, MOST_SAMPLES
 from fedvlp.flare.paths import SitePaths
 from fedvlp.flare.retrying_cell import send_again
 from fedvlp.flare.site_executor import SiteExecutor as SiteExecutor  # where job files of before name it
+from fedvlp.flare.worker import worker_of
 from fedvlp.run.experiment import Experiment
 
 
 def command(processes: int, stays: bool = False) -> list[str]:
-    """How the child of a task is started: alone, beside a trainer that ``stays``, or as several by torchrun."""
+    """How the child of a task is started: alone, beside a worker that ``stays``, or as several by torchrun."""
     if stays and processes == 1:
-        return [sys.executable, "-u", "-m", "fedvlp.flare.child_front"]
+        return [sys.executable, "-u", "-m", "fedvlp.flare.relay"]
     module = ["-m", "fedvlp.flare.child"]
     if processes == 1:
         return [sys.executable, "-u", *module]
@@ -44,8 +46,8 @@ def command(processes: int, stays: bool = False) -> list[str]:
     return [sys.executable, "-u", *torchrun, *module]
 
 
-LOG = "trainer.log"
-"""In the job's folder at the site: what its trainer wrote."""
+LOG = "worker.log"
+"""In the job's folder at the site: what its worker wrote."""
 
 LOST = Failure(FailureKind.LOST, CHILD_LOST, CHILD_LOST)
 
@@ -58,8 +60,8 @@ class ChildExecutor(ClientAPIExecutor):
     process; here that process holds them before the child starts and after it has answered. So the site's filters see
     them, and a child that dies late takes no accepted update with it (which FLARE answers by failing the job).
 
-    FLARE starts a child for every task. Alone on its GPU or CPU it hands the task to a trainer that stays for the whole
-    job (flare/child_front.py), which has data, tokens and model ready; another takes its place after a crash, after
+    FLARE starts a child for every task. Alone on its GPU or CPU it hands the task to a worker that stays for the whole
+    job (flare/worker.py), which has data, tokens and model ready; another takes its place after a crash, after
     ``tasks_per_trainer`` tasks, and when ``local/fedvlp.json`` has changed. With several processes, or with 1 task per
     trainer, each child trains by itself (flare/child.py) and ends.
     """
@@ -105,7 +107,7 @@ class ChildExecutor(ClientAPIExecutor):
         if event_type == EventType.START_RUN:
             send_again(fl_ctx)
             processes = self._processes_here(Path(SitePaths.of(fl_ctx).local))
-            self._command = command(processes, self._tasks != 1)
+            self._command = command(processes, processes == 1 and self._worker(fl_ctx) is not None)
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.START_RUN:
             tasks = (CellChannel.SERVER_COMMAND, ServerCommandNames.GET_TASK)
@@ -120,22 +122,17 @@ class ChildExecutor(ClientAPIExecutor):
         asked = min(self._processes, envelope.processes) if envelope else self._processes
         return processes_at(local) or asked
 
-    def _trainer(self, fl_ctx: FLContext) -> dict[str, Any] | None:
-        """How a child of this job finds the trainer, and when that makes way for another; None: there is none."""
-        link = trainer_link.of(os.getpid(), "job")
-        if link is None or self._tasks == 1:
+    def _worker(self, fl_ctx: FLContext) -> dict[str, Any] | None:
+        """How a child of this job finds its worker, and when that makes way for another; None: there is none."""
+        if self._tasks == 1:
             return None
         settings = Path(SitePaths.of(fl_ctx).local) / FILE
         content = settings.read_bytes() if settings.is_file() else b""
-        return {
-            "folder": str(link.folder),
-            "parent": link.parent,
-            "started": link.started,
-            "log": str(Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / LOG),
-            "made_of": hashlib.blake2b(content, digest_size=8).hexdigest(),
-            "tasks": self._tasks,
-            "silence": self._silence,
-        }
+        folder = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
+        made_of = hashlib.blake2b(content, digest_size=8).hexdigest()
+        limits = {"log": str(folder / LOG), "made_of": made_of, "tasks": self._tasks, "silence": self._silence}
+        worker = worker_of(os.getpid(), "job", **limits)
+        return None if worker is None else asdict(worker)
 
     @staticmethod
     def _requires_materialized_result(task_name: str, fl_ctx: FLContext) -> bool:
@@ -143,7 +140,7 @@ class ChildExecutor(ClientAPIExecutor):
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         most = fl_ctx.get_prop(MOST_SAMPLES)
-        task = child_protocol.to_child(shareable, self.experiment, SitePaths.of(fl_ctx), most, self._trainer(fl_ctx))
+        task = child_protocol.to_child(shareable, self.experiment, SitePaths.of(fl_ctx), most, self._worker(fl_ctx))
         reply = super().execute(task_name, task, fl_ctx, abort_signal)
         code = reply.get_return_code(ReturnCode.OK)
         if code == ReturnCode.TASK_ABORTED:

@@ -1,9 +1,8 @@
-"""A site's executor in the simulator and in a POC: a task is answered in the job's own process, or by its trainer.
+"""A site's executor in the simulator and in a POC: a task is answered in the job's own process, or by a worker.
 
-With fewer threads than sites, FLARE's simulator starts a process for every single task of a site. What such a visit
-costs before its first step is imports, data drawn and tokenised again, and a cold library. So there a visit imports no
-torch: it hands its task to a trainer (flare/trainer.py) that stays between the visits, and passes the answer on. The
-trainer only keeps what can be made again. Whatever happens to it, the visit answers by itself, with the same bytes.
+With fewer threads than sites, FLARE's simulator starts a process for every single task of a site. What such a process
+costs before its first step is imports, data drawn and tokenised again, and a cold library. So there it imports no
+torch: it hands its task on (flare/relay.py) to a worker that stays (flare/worker.py), with the same bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.dxo import from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
@@ -22,15 +21,13 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedvlp.core.types import Failure, FailureKind
-from fedvlp.flare import messages, raw_tensors, trainer_link
-from fedvlp.flare.messages import BEHIND, MOST_SAMPLES
+from fedvlp.flare import messages
+from fedvlp.flare.messages import BEHIND, CHILD_LOST, COUNTED, MOST_SAMPLES
 from fedvlp.flare.paths import SIMULATED, SitePaths
 from fedvlp.flare.retrying_cell import send_again
-from fedvlp.flare.trainer_link import TrainerLink
+from fedvlp.flare.worker import Worker, WorkerLostError, worker_of
 
 if TYPE_CHECKING:
-    from fedvlp.core.types import Update
-    from fedvlp.deploy.envelope import Behind
     from fedvlp.flare.task_handler import TaskHandler
     from fedvlp.run.experiment import Experiment
 
@@ -50,7 +47,7 @@ class SiteExecutor(Executor):
         self._settings = settings
         self._experiment: Experiment | None = None
         self._handler: TaskHandler | None = None
-        self._trainer: TrainerLink | None = None
+        self._worker: Worker | None = None
         if settings is None:
             messages.register()  # before the first task is fetched
             self._experiment = _experiment(experiment)
@@ -61,96 +58,82 @@ class SiteExecutor(Executor):
         if self._experiment is None:
             from fedvlp.run.config import from_config
 
-            described = {name: from_config(value) for name, value in (self._settings or {}).items()}
-            self._experiment = _experiment(described)
+            self._experiment = _experiment({name: from_config(value) for name, value in (self._settings or {}).items()})
         return self._experiment
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Before the first task is fetched: decides whether this process is a mere visit, and teaches FLARE tensors."""
-        if event_type == EventType.START_RUN:
-            send_again(fl_ctx)
-        if event_type != EventType.START_RUN or self._settings is None:
+        """Before the first task is fetched: decides whether a worker answers, and teaches FLARE tensors."""
+        if event_type != EventType.START_RUN:
             return
-        simulated = fl_ctx.get_job_id() == SIMULATED
-        if simulated and not (Path(SitePaths.of(fl_ctx).local) / OWN_FILTERS).exists():
-            self._trainer = trainer_link.of_simulator(os.getppid())
-        messages.register(raw_tensors.RawDecomposer() if self._trainer else None)
+        send_again(fl_ctx)
+        if self._settings is None:
+            return
+        if fl_ctx.get_job_id() == SIMULATED and not (Path(SitePaths.of(fl_ctx).local) / OWN_FILTERS).exists():
+            # The simulator gives each of its groups of GPUs to other processes, and so to another worker.
+            self._worker = worker_of(os.getppid(), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        if self._worker is None:
+            messages.register()
+        else:
+            from fedvlp.flare.relay import HeldDecomposer
+
+            messages.register(HeldDecomposer())
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        if self._trainer is not None:
-            said = self._trained(shareable, fl_ctx, abort_signal)
-            if said is not None:
-                return self._reply_of_trainer(task_name, said, fl_ctx)
-            self._trainer = None  # this process has all it needs from now on
-        from fedvlp.federation.site import reason
+        answer = self._trained_here if self._worker is None else self._handed_on
+        try:
+            reply = answer(shareable, fl_ctx, abort_signal)
+        except Exception as error:
+            from fedvlp.federation.site import failure
+
+            reply = failure(error)
+        if isinstance(reply, Failure):
+            self.log_error(fl_ctx, f"{task_name} failed: {reply.text}")
+            return messages.send_failure(reply)
+        return make_reply(ReturnCode.TASK_ABORTED) if reply is None else reply
+
+    def _trained_here(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable | None:
+        from fedvlp.flare.task_handler import TaskHandler
         from fedvlp.training.loop import Aborted
 
-        try:
-            update = self._update(shareable, fl_ctx, abort_signal)
-        except Aborted:
-            return make_reply(ReturnCode.TASK_ABORTED)
-        except Exception as error:
-            self.log_error(fl_ctx, f"{task_name} failed: {reason(error)}")
-            return messages.send_failure(error)
-        return messages.send_update(update)
-
-    def _update(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Update:
-        from fedvlp.flare.task_handler import TaskHandler
-
-        message, run = messages.receive_broadcast(_with_torch(shareable))
+        message, run = messages.receive_broadcast(shareable)
         self._handler = self._handler or TaskHandler(self.experiment, SitePaths.of(fl_ctx))
         most = fl_ctx.get_prop(MOST_SAMPLES)
-        update = self._handler.answer(message, run, lambda: abort_signal.triggered, most)
-        fl_ctx.set_prop(BEHIND, self._handler.behind, private=True, sticky=False)
-        return update
-
-    def _trained(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> trainer_link.Answer | None:
-        """What the trainer answers; None where it cannot be asked, or ended before it had answered."""
-        assert self._trainer is not None
         try:
-            dxo = from_shareable(shareable)
-            asked = {
-                "settings": self._settings,
-                "paths": asdict(SitePaths.of(fl_ctx)),
-                "message": messages.header_of(dxo),
-                "most_samples": fl_ctx.get_prop(MOST_SAMPLES),
-            }
-            tensors = {name: raw_tensors.raw(tensor) for name, tensor in dxo.data.items()}
-            return self._trainer.ask(asked, tensors, lambda: abort_signal.triggered)
-        except (trainer_link.TrainerLostError, raw_tensors.RawTensorError, ValueError) as error:
-            self.log_info(fl_ctx, f"answers in this process: {error}")
+            update = self._handler.answer(message, run, lambda: abort_signal.triggered, most)
+        except Aborted:
             return None
+        fl_ctx.set_prop(BEHIND, self._handler.behind, private=True, sticky=False)
+        return messages.send_update(update)
 
-    def _reply_of_trainer(self, task_name: str, said: trainer_link.Answer, fl_ctx: FLContext) -> Shareable:
-        if said.aborted:
-            return make_reply(ReturnCode.TASK_ABORTED)
-        if said.failure is not None:
-            kind, text, public = said.failure
-            self.log_error(fl_ctx, f"{task_name} failed: {text}")
-            return messages.send_failure(Failure(FailureKind(kind), text, public))
-        fl_ctx.set_prop(BEHIND, _behind(said.behind), private=True, sticky=False)
-        return DXO(DataKind.WEIGHTS, data=dict(said.tensors), meta={messages.KEY: said.update}).to_shareable()
+    def _handed_on(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable | Failure | None:
+        """The worker's answer. One that was lost is followed by another, once: what killed it may kill that too."""
+        from fedvlp.flare.relay import handed_on
+
+        assert self._worker is not None
+        own = {
+            "experiment": {"settings": self._settings, "plugins": []},
+            "paths": asdict(SitePaths.of(fl_ctx)),
+            "most_samples": fl_ctx.get_prop(MOST_SAMPLES),
+        }
+        for last in (False, True):
+            try:
+                said = handed_on(from_shareable(shareable), own, self._worker, lambda: abort_signal.triggered)
+                break
+            except WorkerLostError as lost:
+                if last:
+                    return Failure(FailureKind.LOST, CHILD_LOST, CHILD_LOST)
+                self.log_info(fl_ctx, f"the task is given to another worker: {lost}")
+        if said is None or isinstance(said, Failure):
+            return said
+        counted = said.meta.pop(COUNTED)
+        if counted is not None:
+            from fedvlp.deploy.envelope import Behind
+
+            fl_ctx.set_prop(BEHIND, Behind(**counted), private=True, sticky=False)
+        return said.to_shareable()
 
 
 def _experiment(fields: dict[str, Any]) -> Experiment:
     from fedvlp.run.experiment import Experiment
 
     return Experiment(**fields)
-
-
-def _with_torch(task: Shareable) -> Shareable:
-    """The task with tensors of torch. A process that began as a visit is brought bytes for as long as it lives."""
-    dxo = from_shareable(task)
-    if any(isinstance(value, raw_tensors.RawTensor) for value in dxo.data.values()):
-        dxo.data = raw_tensors.with_torch(dxo.data)
-        task = dxo.update_shareable(task)
-    return task
-
-
-def _behind(counted: dict[str, Any] | None) -> Behind | None:
-    """The records behind the trainer's update, where the site has an envelope."""
-    if counted is None:
-        return None
-    from fedvlp.deploy.envelope import Behind
-
-    return Behind(**counted)

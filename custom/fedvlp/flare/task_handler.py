@@ -169,7 +169,7 @@ def alone(site: Site) -> Iterator[None]:
     """Keeps other processes from the site's memory for the time of a task; of several that share it, rank 0 does.
 
     A process of the job before may still be at a task, whose memory would take the place of what this job remembers.
-    Between tasks nobody holds it: in the simulator a site is answered for by a trainer or by its own process in turn.
+    Between tasks nobody holds it: in the simulator several workers answer for a site in turn.
     Raises RefusedError where the other does not end in time.
     """
     with ExitStack() as held:

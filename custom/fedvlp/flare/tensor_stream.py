@@ -23,16 +23,23 @@ from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.app_opt.pt.lazy_tensor_dict import LazyTensorDict
 from nvflare.app_opt.pt.tensor_downloader import TensorDownloadable, download_tensors_to_disk
 from nvflare.fuel.f3.streaming.download_service import Downloadable
+from nvflare.fuel.utils.app_config_utils import get_positive_int_var
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 from safetensors import safe_open
+from safetensors.torch import load, save
 from torch import Tensor
 
 from fedvlp.core.tensor_file import DTYPES
 from fedvlp.core.types import LazyState, State, size_of
-from fedvlp.flare.raw_tensors import grouped, most_bytes, name_of_piece, shape_of
 from fedvlp.flare.retrying_cell import RetryingCell
 
 logger = logging.getLogger(__name__)
+
+PIECE = 8 << 20
+"""Most bytes of a piece, where the job does not say."""
+
+SETTING = "fedvlp_piece_bytes"
+"""Where a job's configuration says it, at the top level of either side (flare/timeouts.py)."""
 
 M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 MAPPED_BYTES = 1 << 18
@@ -115,6 +122,34 @@ class Undelivered:
         raise UndeliveredError("the update did not arrive whole; the log of the server's job says why")
 
 
+def most_bytes() -> int:
+    """Most bytes of a piece that this process sends."""
+    of_job: int | None = get_positive_int_var(SETTING, None)  # None: FLARE would remember any other default
+    return of_job or PIECE
+
+
+def name_of_piece(name: str, index: int, shape: Iterable[int]) -> str:
+    """The name of piece ``index`` of the tensor ``name``."""
+    return f"{name}|{index}|{'x'.join(map(str, shape))}"
+
+
+def grouped(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names of pieces by the tensor they belong to, in order."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.partition("|")[0], []).append(name)
+    return {
+        key: sorted(group, key=lambda name: int(name.split("|")[1]) if "|" in name else 0)
+        for key, group in groups.items()
+    }
+
+
+def shape_of(name: str) -> list[int] | None:
+    """The shape of the tensor that a piece belongs to; None for a whole tensor."""
+    fields = name.split("|")
+    return [int(length) for length in fields[2].split("x")] if len(fields) == 3 else None
+
+
 def in_pieces(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of more bytes than a piece may have as slices of themselves, ``<name>|<number>|<shape>``; no copy."""
     pieces: dict[str, Tensor] = {}
@@ -143,6 +178,18 @@ def joined(pieces: Iterable[Tensor], names: Sequence[str]) -> Tensor:
     if rest.numel():
         raise RuntimeError(f"{rest.numel()} values are missing of a tensor of {whole.numel()}")
     return whole
+
+
+def to_files(tensor: Tensor) -> list[bytes]:
+    """A tensor as files of safetensors, one for each piece, as FLARE moves them."""
+    return [save({name: piece.detach().contiguous()}) for name, piece in in_pieces({"t": tensor}).items()]
+
+
+def from_files(files: Iterable[bytes]) -> Tensor:
+    """The tensor of :func:`to_files`. Raises RuntimeError when pieces are missing."""
+    pieces = {name: piece for file in files for name, piece in load(file).items()}
+    (names,) = grouped(pieces).values()
+    return joined(map(pieces.pop, names), names)
 
 
 def _numel(reference: Any) -> int:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from fedvlp.core.client import named_state
 from fedvlp.core.validate import require
-from fedvlp.flare.raw_tensors import PIECE, SETTING
 from fedvlp.flare.retrying_cell import RETRIED_FOR
+from fedvlp.flare.tensor_stream import PIECE, SETTING
 from fedvlp.run.experiment import Experiment
 
 MARGIN = 3.0  # a link is slower at times than its owner believes

@@ -11,11 +11,12 @@ from torch import Generator, Tensor
 
 from fedvlp.core.client import Client
 from fedvlp.core.device import to_device
+from fedvlp.core.schedule import one_pass
 from fedvlp.core.seeds import seed
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, Batch, Broadcast, State, Update, VLOutput
 from fedvlp.core.validate import require
-from fedvlp.methods.ensemble import GLOBAL, PREVIOUS, PUBLIC, PublicEnsemble, one_pass, trainer
+from fedvlp.methods.ensemble import GLOBAL, PREVIOUS, PUBLIC, PublicEnsemble, trainer
 from fedvlp.methods.math.contrast import (
     contrast_scores,
     inter_contrast,

@@ -18,12 +18,12 @@ from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client, Data
 from fedvlp.core.gate import objection_to_rows
 from fedvlp.core.method import Method
+from fedvlp.core.schedule import cosine, one_pass
 from fedvlp.core.seeds import seed
 from fedvlp.core.server_state import Server, Trainer
 from fedvlp.core.types import EVALUATE, Batch, Broadcast, Expected, State, Update, VLOutput
 from fedvlp.core.validate import require
 from fedvlp.methods.math.contrast import Ensemble, only, representations
-from fedvlp.methods.math.schedule import cosine
 
 TASK, DISTIL = "task", "distil"  # what the server trains
 GLOBAL, MODEL, PREVIOUS, SAMPLE, PUBLIC = "global/", "model/", "previous/", "sample/", "public/"
@@ -211,11 +211,6 @@ def trainer(server: Server) -> Trainer:
     """The server as a trainee; Assembly has given it one."""
     assert server.trainer is not None
     return server.trainer
-
-
-def one_pass(records: int, size: int) -> int:
-    """Steps of one pass over the records, without the smaller last batch."""
-    return max(1, records // size)
 
 
 def squared_distance(own: Tensor, target: Tensor) -> Tensor:

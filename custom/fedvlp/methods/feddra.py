@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from fedvlp.core.client import Client
-from fedvlp.core.types import Batch, Broadcast, group
+from fedvlp.core.types import Batch, Broadcast, VLOutput, group
 from fedvlp.core.validate import require
 from fedvlp.methods.guidance import guidance
 from fedvlp.methods.robust import RobustWeights
@@ -39,6 +39,8 @@ class FedDRA(RobustWeights):
     no dropout; the weights act, and are kept from round to round (there, every round begins with uniform ones).
     """
 
+    fixes_encoders: ClassVar[bool] = True
+
     local_steps: int = 50  # E2, steps of the joint phase
     align_steps: int = 20  # E1, steps of the align phase; 0 = one stage
     align_every: int = 1  # the align phase comes in rounds 0, k, 2k, ...
@@ -68,12 +70,14 @@ class FedDRA(RobustWeights):
         return phase != "align" or group(name) != "encoder"  # line 2: enc is frozen and does not travel
 
     def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
-        encoded = client.model.encode(batch)
+        fixed = message.phase == "align"  # a frozen encoder is the anchor's own: its features serve both
+        encoded = client.model.encode(client.encoded(batch, message.state) if fixed else batch)
         output = client.model.project(encoded)
         terms: dict[str, Tensor] = client.objective(output, batch)  # eq. 1: L_MI
         if self.mu == 0:
             return terms
-        anchor = client.anchor(message.state)  # line 1: the model as received, frozen
-        with torch.no_grad():  # a frozen encoder is the anchor's own: its features serve both
-            target = anchor.project(encoded if message.phase == "align" else anchor.encode(batch))
+        target = client.target(batch, message.state, encoded=encoded if fixed else None)  # line 1: as received
         return {**terms, "constraint": self.mu * guidance(output, target, self.constraint_reduction)}  # eq. 1: mu L_C
+
+    def received(self, client: Client, batch: Batch, message: Broadcast) -> VLOutput:
+        return super().received(client, batch, message) if client.fixed is None else client.target(batch, message.state)

@@ -32,6 +32,7 @@ class FedMOON(Method):
     z_p have no dropout, and normalise as the model that trains does (spec Z1), not as in eval mode.
     """
 
+    fixes_encoders: ClassVar[bool] = True
     sends_plainly: ClassVar[bool] = True  # ``upload`` remembers the model as well
 
     mu: float = 1.0  # weight of the contrast, eq. 1, >= 0; 0 is FedAvg (paper: 5 or 1)
@@ -47,9 +48,8 @@ class FedMOON(Method):
             return super().losses(client, batch, message)
         output = client.model(batch)
         terms: dict[str, Tensor] = client.objective(output, batch)
-        with torch.no_grad():
-            received = client.anchor(message.state)(batch)
-            last = client.anchor(message.state, client.memory)(batch) if client.memory else received
+        received = client.target(batch, message.state)
+        last = client.target(batch, message.state, client.memory) if client.memory else received
         contrasts = self.contrasts(output, received, last)
         return {**terms, "model_contrast": self.mu * torch.stack(contrasts).mean()} if contrasts else terms
 

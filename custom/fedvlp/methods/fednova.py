@@ -12,10 +12,10 @@ from torch import Generator, Tensor
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
+from fedvlp.core.schedule import one_pass
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast, State, Update, is_statistic
 from fedvlp.core.validate import require
-from fedvlp.methods.ensemble import one_pass
 
 LENGTH = "length"
 """Name of |a_i| in its average."""
@@ -56,6 +56,10 @@ class FedNova(Method):
 
     def refuse_settings(self, experiment: Any) -> None:
         training = experiment.training
+        require(
+            not training.local_epochs,
+            f"training.local_epochs is {training.local_epochs}: FedNova counts its own; set method.local_epochs",
+        )
         require(
             training.optimizer_state == "reset" or not training.warmup_steps or not self.local_epochs,
             f"training.optimizer_state is {training.optimizer_state} and warmup_steps {training.warmup_steps}: FedNova "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ class FedRGB(RobustWeights):
     al_i is not sent; v_i is L_dro of the model that the round starts from (zt~ = zt, so L_CL + L_task), measured in
     ``local``; a site that missed ``local`` uses its al_i of an earlier round, or the teacher if it has none.
     """
+
+    fixes_encoders: ClassVar[bool] = True
 
     local_steps: int = 50  # steps of the local phase, E
     aligner_steps: int = 50  # steps of the aligner phase, E
@@ -104,7 +106,7 @@ class FedRGB(RobustWeights):
         frozen = client.anchor(message.state, client.memory)  # f with al_i
         terms: dict[str, Tensor] = client.objective(frozen.project(encoded), batch)
         with torch.no_grad():
-            features = frozen.encode(batch)
+            features = frozen.encode(client.encoded(batch, message.state, client.memory))
         terms["teacher"] = contrast(client, batch, (output.image, output.text))
         return {**terms, "consistency": self.beta * guidance(output, client.model.project(features))}
 

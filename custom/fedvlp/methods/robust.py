@@ -18,7 +18,7 @@ from fedvlp.core.client import Client, NoLossError
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast, Update
+from fedvlp.core.types import Batch, Broadcast, Update, VLOutput
 from fedvlp.core.validate import require
 from fedvlp.methods.math.dro import dro_weights, step_multiplier
 
@@ -118,11 +118,17 @@ class RobustWeights(Method):
         generator = torch.Generator().manual_seed(seed(client.seed, client.name, "dro"))
         rows = torch.randperm(count, generator=generator)[:wanted]
         batches = client.data.batches("train", self.dro_batch, drop_last=True, rows=rows)
-        losses = torch.stack([self.hardness(client.divergences(client.model(batch), batch)) for batch in batches])
+        outputs = ((batch, self.received(client, batch, message)) for batch in batches)
+        losses = torch.stack([self.hardness(client.divergences(output, batch)) for batch, output in outputs])
         measured = {HARDNESS: float(losses.mean())}  # line 6a
         if len(losses) > 1:
             measured[ERROR] = float(losses.std()) / math.sqrt(len(losses))
         return measured
+
+    def received(self, client: Client, batch: Batch, message: Broadcast) -> VLOutput:
+        """What the received model makes of a training batch."""
+        output: VLOutput = client.model(batch)
+        return output
 
     def hardness(self, terms: dict[str, Tensor]) -> Tensor:
         """v_i of one batch from the objective's terms (``Client.divergences``): the contrastive loss."""

@@ -18,7 +18,6 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.tensor_file import TensorFile
 from fedvlp.core.types import Broadcast, State, Update
 from fedvlp.core.validate import require
-from fedvlp.methods.math.schedule import cosine
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,11 @@ class SoftPull(Method):
     """
 
     softpull: float = 0.7  # lambda in (0, 1]: 1 leaves the personalised models alone, 1/K makes them all the same
-    cosine_rounds: int = 0  # T_max of the cosine schedule of the sites' learning rate, in rounds; 0 = constant
 
     def __post_init__(self) -> None:
         super().__post_init__()
         # 0 would hand each of two sites the other's very model
         require(0 < self.softpull <= 1, f"softpull is {self.softpull}; it must be in (0, 1]")
-        require(self.cosine_rounds >= 0, f"cosine_rounds is {self.cosine_rounds}; it must not be negative")
 
     def phases(self, round: int) -> tuple[str, ...]:
         return ("train", "personal")
@@ -59,8 +56,7 @@ class SoftPull(Method):
         return server.remembered(_owned(site), server.state)
 
     def broadcast(self, server: Server, site: str) -> Broadcast:
-        message = replace(super().broadcast(server, site), lr_scale=cosine(server.round, self.cosine_rounds))
-        return replace(message, state=self.sent(server, site))
+        return replace(super().broadcast(server, site), state=self.sent(server, site))
 
     def sent(self, server: Server, site: str) -> State:
         return server.state | self.personal(server, site) if server.phase == "personal" else server.state

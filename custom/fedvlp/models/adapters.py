@@ -14,9 +14,8 @@ Med-DualLoRA.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -202,16 +201,6 @@ def merge(tower: nn.Module) -> None:
     for name, module in list(tower.named_modules()):
         if isinstance(module, Adapted):
             _put(tower, name, module.merged())
-
-
-def digest(tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> str:
-    """SHA-256 over names, shapes and bytes of the tensors whose names begin so."""
-    hashed = hashlib.sha256()
-    for name in sorted(name for name in tensors if name.startswith(tuple(prefixes))):
-        tensor = tensors[name].detach().cpu().contiguous()
-        hashed.update(f"{name} {list(tensor.shape)} {tensor.dtype}\n".encode())
-        hashed.update(tensor.view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
-    return hashed.hexdigest()
 
 
 def _of_attention(name: str) -> bool:

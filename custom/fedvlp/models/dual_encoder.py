@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedvlp.core.client import frozen_tensors
+from fedvlp.core.client import digest, frozen_tensors
 from fedvlp.core.seeds import seed as named_seed
 from fedvlp.core.seeds import seeded
 from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, VLOutput, group, is_statistic
@@ -279,7 +279,7 @@ class DualEncoder(Usable, nn.Module):
 
     def towers_digest(self) -> str:
         """SHA-256 of the frozen towers' weights."""
-        return adapters.digest(self.state_dict(), self.frozen_prefixes)
+        return digest(self.state_dict(), self.frozen_prefixes)
 
     def verify_towers(self) -> None:
         """Raises InitialWeightsError where the frozen towers are not those that the experiment was made with."""
@@ -392,14 +392,17 @@ class DualEncoder(Usable, nn.Module):
 
     def project(self, encoded: Encoded | Deferred) -> VLOutput:
         """Alignment, pooling, head, unit length: vectors [B, d]. One encoding can be projected by several models."""
-        aligned = encoded.aligned(self) if isinstance(encoded, Deferred) else self.align(encoded)
+        output = self.heads(encoded.aligned(self) if isinstance(encoded, Deferred) else self.align(encoded))
+        meeting = None if isinstance(encoded, Deferred) else encoded.junction
+        return output if meeting is None or not torch.is_grad_enabled() else apart(output, meeting)
+
+    def heads(self, aligned: VLOutput) -> VLOutput:
+        """Unit vectors [B, d] of pooled features [B, W]."""
         image, text = self._both(
             lambda: None if aligned.image is None else _unit(self.image_head(aligned.image)),
             lambda: None if aligned.text is None else _unit(self.text_head(aligned.text)),
         )
-        output = replace(aligned, image=image, text=text)
-        meeting = None if isinstance(encoded, Deferred) else encoded.junction
-        return output if meeting is None or not torch.is_grad_enabled() else apart(output, meeting)
+        return replace(aligned, image=image, text=text)
 
     def set_attention(self, kind: str) -> None:
         """Chooses "sdpa" (PyTorch's fused kernels) or "explicit" (matrix products) in all blocks."""

@@ -19,7 +19,7 @@ from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.tiny import heads_for
 
 EMBEDDINGS = ("image", "report", "token")
-FUSIONS = ("mlp", "attention")
+FUSIONS = ("mlp", "attention", "self")
 NO_FINDING = "No Finding"
 
 
@@ -34,9 +34,10 @@ class SelectorConfig:
     sites: int = 4  # K, at least 1; as many as the run has
     classes: tuple[str, ...] = ()  # names of the findings in the order of the data's label columns
     embeddings: tuple[str, ...] = EMBEDDINGS  # inputs: some of image (e_i), report (e_r) and token (e_t)
-    fusion: str = "mlp"  # "mlp" (the paper's MLP) or "attention" (its CA)
+    fusion: str = "mlp"  # "mlp" (the paper's MLP), "attention" (its CA) or "self" (its SA)
+    enhanced: bool | None = None  # whether zero-shot compares images with e_f, not e_r; None: where token is an input
     hidden: int = 512  # width of the hidden layers, at least 1
-    layers: int = 2  # of the cross attention, at least 1; the released code has 6
+    layers: int = 2  # of either attention, at least 1; the released code has 6
     report_weight: float = 0.8  # lambda_a, weight of e_r
     token_weight: float = 0.2  # lambda_b, weight of e_a
     templates: tuple[tuple[str, ...], ...] = ()  # sentences by class: what it is trained on; none: a study's own report
@@ -57,8 +58,13 @@ class SelectorConfig:
         for name in ("sites", "hidden", "layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"selector: {name} {getattr(self, name)}, expected at least 1")
-        if "token" in self.embeddings and not self.classes:
+        if self.fuses_text and not self.classes:
             raise ValueError("selector: no classes, but the token embedding is made of their names; give them")
+
+    @property
+    def fuses_text(self) -> bool:
+        """Whether there is a text fusion: the selector sees the words of the findings, or zero-shot compares e_f."""
+        return "token" in self.embeddings or bool(self.enhanced)
 
     def build(self, model: ModelConfig, seed: int) -> Selector:
         """A selector for the embeddings [B, d] of ``model``; the same weights for the same seed."""
@@ -93,18 +99,23 @@ class Selector(nn.Module):
 
     Differs from the released code: the MLP has a non-linearity between all its layers; the cross attention's keys are
     the embeddings of one study (there, the other studies of the batch); the true site is no input; L_emb's target is
-    the report's embedding, without gradient (the paper prints the fused one, which contains e_a itself).
+    the report's embedding, without gradient (the paper prints the fused one, which contains e_a itself). Differs from
+    the paper: its cross attention has e_i as the only key, which attention passes on whatever the query is, so here
+    e_r and e_a are keys too; a learned prompt is the query over e_t, as released (the paper: self-attention of e_t).
     """
 
     def __init__(self, config: SelectorConfig, dim: int) -> None:
         super().__init__()
         self.config = config
-        if self.uses("token"):
+        if config.fuses_text:
             self.text = TextFusion(dim, config.report_weight, config.token_weight)
         width = dim
         if config.fusion == "attention":
             layer = nn.TransformerDecoderLayer(dim, heads_for(dim, 16), config.hidden, dropout=0.0, batch_first=True)
             self.attention = nn.TransformerDecoder(layer, config.layers)
+        elif config.fusion == "self":
+            block = nn.TransformerEncoderLayer(dim, heads_for(dim, 16), config.hidden, dropout=0.0, batch_first=True)
+            self.attention = nn.TransformerEncoder(block, config.layers, enable_nested_tensor=False)
         else:
             width = dim * (self.uses("image") + (self.uses("report") or self.uses("token")))
         self.out = nn.Sequential(
@@ -126,11 +137,12 @@ class Selector(nn.Module):
         return embedding in self.config.embeddings
 
     def present(self, labels: Tensor | None) -> Tensor | None:
-        """Which of ``words`` name a study's findings: [B, L + 1] bool from labels [B, L], where only 1 counts.
+        """Which of ``words`` name a study's findings: [B, L + 1] bool from labels [B, L].
 
-        None where the selector does not use "token". Raises SelectorError for another number of labels.
+        Those that are present; where none is, those that are uncertain; where none is either, "No Finding".
+        None where there is no text fusion. Raises SelectorError for another number of labels.
         """
-        if not self.uses("token"):
+        if not self.config.fuses_text:
             return None
         seen = "no" if labels is None else labels.shape[1]  # for the message
         if labels is None or seen != len(self.config.classes):
@@ -142,12 +154,13 @@ class Selector(nn.Module):
                 seen=seen,
                 count=len(self.config.classes),
             )
-        positive = labels == 1
-        return torch.cat([positive, ~positive.any(dim=1, keepdim=True)], dim=1)
+        named = labels == 1
+        named |= (labels == -1) & ~named.any(dim=1, keepdim=True)
+        return torch.cat([named, ~named.any(dim=1, keepdim=True)], dim=1)
 
     def fused(self, report: Tensor, words: Tensor, present: Tensor | None) -> Tensor:
-        """e_f [B, d], which zero-shot compares with images; e_r itself where "token" is no input."""
-        augmented = self._augmented(words, present)
+        """e_f [B, d], which zero-shot compares with images; e_r itself where ``enhanced`` says so."""
+        augmented = self._augmented(words, present) if self.config.enhanced is not False else None
         return report if augmented is None else self.text.fuse(report, augmented)
 
     def forward(self, image: Tensor | None, report: Tensor | None, words: Tensor, present: Tensor | None) -> Tensor:
@@ -208,7 +221,7 @@ class Selector(nn.Module):
         return torch.eye(len(counts)).repeat_interleave(counts, dim=0)
 
     def _augmented(self, words: Tensor, present: Tensor | None) -> Tensor | None:
-        return None if present is None or not self.uses("token") else self.text.augment(words, present)
+        return None if present is None else self.text.augment(words, present)
 
     def _logits(self, image: Tensor | None, report: Tensor | None, augmented: Tensor | None) -> Tensor:
         seen = {"image": image, "report": report, "token": augmented}
@@ -235,4 +248,6 @@ class Selector(nn.Module):
         if self.config.fusion == "mlp":
             return self.out(torch.cat(fused, dim=1))
         keys = torch.stack(list(inputs.values()), dim=1)  # [B, up to 3, d]
+        if self.config.fusion == "self":
+            return self.out(self.attention(keys).mean(dim=1))
         return self.out(self.attention(fused[-1][:, None], keys)[:, 0])

@@ -38,7 +38,7 @@ class TransformersTokenizer:
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # transformers 5 invents one like this
             raise ValueError("tokenizer without a single word: its vocabulary files are missing")
         self.tokenizer, self.vocabulary, self.max_tokens, self.truncated = tokenizer, len(tokenizer), max_tokens, 0
-        self.pieces = _pieces(tokenizer)
+        self.pieces, self.unknown = _pieces(tokenizer), tokenizer.unk_token_id
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """ids [N, T] int64 and mask [N, T] bool, True at real tokens; T = ``max_tokens``."""

@@ -75,6 +75,12 @@ def sentences(cohort: Cohort, summary: Mapping[str, int]) -> list[str]:
     if cohort.phi:
         kinds = ", ".join(f"{kind} in {count:,}" for kind, count in cohort.phi.items())
         lines.append(f"Reports seem to identify people: {kinds}. Look at them before anything is trained.")
+    kinds = [set(of) for of in overview.stored_counts(cohort).values() if of]
+    if cohort.sites is not None and any(of_site != kinds[0] for of_site in kinds):
+        lines.append(
+            "Sites store their films unlike (see Images): in other containers, bits or interpretations. Compare their "
+            "grey levels, as a model may learn from these whose film it is."
+        )
     texts, records = overview.repeated_reports(cohort)
     if texts:
         lines.append(
@@ -200,7 +206,11 @@ def _reports(cohort: Cohort, groups: Mapping[str, np.ndarray], looks: Mapping[st
 
 
 def _images(cohort: Cohort, groups: Mapping[str, np.ndarray], looks: Mapping[str, figures.Style]) -> str:
-    """Grey levels by group; "" without images."""
+    """How files store the images, and their grey levels, by group; "" without images."""
+    stored = overview.stored_counts(cohort)
+    kinds = sorted({kind for of_group in stored.values() for kind in of_group})
+    rows = [(kind, *(f"{of_group[kind]:,}" for of_group in stored.values())) for kind in kinds]
+    counted = f"<h3>Image files</h3>{table(('stored as', *stored), rows)}" if rows else ""
     curves: list[figures.Curve] = []
     for name, chosen in groups.items():
         shares = overview.grey_levels(cohort, chosen, BINS)
@@ -212,7 +222,7 @@ def _images(cohort: Cohort, groups: Mapping[str, np.ndarray], looks: Mapping[str
         "that was cut off in brightness; curves that lie apart are different acquisition."
     )
     drawing = figures.lines("Grey levels (% of the pixels)", curves, f"grey level, in steps of {256 // BINS}")
-    return f"<p>{text(note)}</p>{grid(drawing)}" if drawing else ""
+    return f"{counted}<p>{text(note)}</p>{grid(drawing)}" if drawing else ""
 
 
 def _films(cohort: Cohort) -> str:

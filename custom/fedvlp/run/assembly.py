@@ -35,7 +35,7 @@ from fedvlp.run.experiment import POOLED, Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import about
 from fedvlp.training import frozen_features
-from fedvlp.training.frozen_features import FrozenFeatures
+from fedvlp.training.frozen_features import FixedFeatures, FrozenFeatures
 
 
 class Assembly:
@@ -227,10 +227,15 @@ class Assembly:
         cache = Path(folder) if folder else None
         settings = (cohort, rows, kept_tokens(model.tokenizer, cache), self.config(site).image_size, sentences)
         device = self.experiment.training.torch_device()
-        if not self.experiment.training.cache_features:
+        if self.experiment.training.cache_features:
+            frozen_features.refuse_objective(model.config, objective)
+        if not self._frozen(site):
             return SiteData(*settings, device=device)
-        frozen_features.refuse(model, objective)
         return FrozenFeatures(SiteData(*settings), model.to(device), cache)
+
+    def _frozen(self, site: str | None) -> bool:
+        """Whether a site's model reads what its towers, which never change, made of records once."""
+        return self.experiment.training.cache_features and frozen_features.frozen_whole(self.config(site))
 
     def public(self, site: str | None) -> SiteData:
         """The public set as the model of ``site`` (None: the server) reads it; models of one architecture share it."""
@@ -258,6 +263,8 @@ class Assembly:
         model, objective = (module.to(self.experiment.training.torch_device()) for module in self.modules(site))
         client = Client(name, self.experiment.rounds.seed, model, objective, data, site_only=self.site_only(site))
         client.initial = lambda: self.initial(site)
+        if self.experiment.training.cache_features and not self._frozen(site):
+            client.fixed = FixedFeatures()
         if self.has_public:
             client.public, client.public_id = self.public(site), public_id(self.cohort)
         return client

@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from fedvlp.core.validate import require
 from fedvlp.data.deid import Accepted
@@ -24,6 +24,7 @@ from fedvlp.run.cell_results import CellResults, Figures, Measure, Origin, Recor
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import noted_cohort, simulate
+from fedvlp.training.config import take_gpu
 
 DONE, HERE, FILED = "done", "there already", "in the results"
 """What became of a cell: it was run now, its run was finished, or its figures are in the results."""
@@ -116,7 +117,8 @@ def _run(tasks: Mapping[tuple[str, int], Task], jobs: int) -> Generator[tuple[tu
         # fresh interpreters: a process that has run several threads must not be forked
         context = multiprocessing.get_context("spawn")
         others = multiprocessing.active_children()
-        with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(os.getpid(), plugins.in_use())) as pool:
+        begun = os.getpid(), plugins.in_use(), context.Value("i", 0)
+        with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=begun) as pool:
             queued, running = iter(tasks.items()), dict[Future[Measured], tuple[str, int]]()
             failure: BaseException | None = None
             try:
@@ -156,9 +158,15 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _begin(parent: int, used: Sequence[str]) -> None:
-    """Makes this process ready for tasks: with the plugins whose classes they name, and to end with its parent."""
+def _begin(parent: int, used: Sequence[str], workers: Any) -> None:
+    """Makes this process ready for tasks: with plugins and a GPU, and to end with its parent.
+
+    ``workers``: a shared integer, of how many have begun before.
+    """
     _end_with(parent)
+    with workers.get_lock():
+        take_gpu(workers.value)
+        workers.value += 1
     for plugin in used:
         plugins.use(plugin)
 

@@ -200,7 +200,7 @@ def _whole(record: dict[str, Any], probed: str, asked: int, cut: list[ShortPhase
 def _declared(experiment: Experiment, phase: str) -> int | None:
     """The steps of a site's phase, where the method says them; None where they depend on the records."""
     method = experiment.method
-    if phase == EVALUATE or "batches" in overridden(method, SiteHooks):
+    if phase == EVALUATE or experiment.training.local_epochs or "batches" in overridden(method, SiteHooks):
         return None
     steps = method.steps(phase)
     return steps + experiment.training.made_up(steps)

@@ -139,8 +139,11 @@ def _retrain(folder: RunFolder, choices: Choices, name: str, steps: int, deep: b
     plain = distortion.Retraining(local_steps=steps, only=only)
     method = replace(experiment.method, local_steps=steps) if choices.own else plain
     trials = _trials(assembly, folder, state)
+    training = experiment.training
+    if deep is not None or choices.steps is not None:
+        training = replace(training, local_epochs=0)  # so many steps, and not the passes of a round
     entries = distortion.cross_table(
-        trials, paired_sites(assembly), method, experiment.training, round=server.round, load=loader(assembly)
+        trials, paired_sites(assembly), method, training, round=server.round, load=loader(assembly)
     )
     how = "its own local training" if choices.own else "plain pre-training"
     title = f"{experiment.name}, round {server.round}: {name} after {steps} steps of {how}"

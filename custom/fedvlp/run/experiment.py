@@ -98,8 +98,9 @@ class Experiment:
                 f"training.cache_features: {type(self.method).__name__} reads the films themselves at every step; set "
                 "cache_features to false",
             )
-            for model in (self.model, *(model for _, model in self.site_models)):
-                frozen_features.refuse_towers(model)
+            if not self.method.fixes_encoders:
+                for model in (self.model, *(model for _, model in self.site_models)):
+                    frozen_features.refuse_towers(model)
         if self.training.dp_noise:
             dp_sgd.refuse_settings(self.method, self.training)
         for name in ("method", "objective", "extra"):
@@ -111,6 +112,11 @@ class Experiment:
             "site its own as well. Choose bfloat16",
         )
         self.method.refuse_settings(self)
+
+    @property
+    def crops_centres(self) -> bool:
+        """Whether every film is cropped at the centre, since its tokens are all that training reads of it."""
+        return self.training.cache_features and frozen_features.frozen_whole(self.model)
 
     def pinned(self) -> Experiment:
         """The same with the checksum of every weights that models start from. Raises InitialWeightsError."""

@@ -88,8 +88,8 @@ class PatientSites:
     """Sites and a public set of so many training patients each; no patient is at two of them.
 
     Held-out records of a data set that gives the public set some patients are the public set's. Those of the others are
-    left out, since CAR-MFL's test records are pairs of one collection. Differs: the authors' lists of patients are
-    not here, so patients are drawn anew.
+    left out, since CAR-MFL's test records are pairs of one collection. Differs: the authors' partitions are
+    positions in their own file of annotations, so patients are drawn anew.
     """
 
     collections: tuple[tuple[Source, Shares], ...]  # (a data set, who has how many of its patients)

@@ -75,7 +75,7 @@ def begin(experiment: Experiment, given: str, travels: bool = False) -> Experime
     data: Any = experiment.data
     size = int(changes.get("image_size", model.image_size))
     if size > model.image_size and hasattr(data, "image_size"):
-        data = replace(data, image_size=size if experiment.training.cache_features else size * 9 // 8)
+        data = replace(data, image_size=size if experiment.crops_centres else size * 9 // 8)
     objective: Any = experiment.objective
     if said.get("temperature") and hasattr(objective, "temperature"):
         objective = replace(objective, temperature=float(said["temperature"]))

@@ -49,7 +49,7 @@ def terms(experiment: Experiment) -> Terms:
     """
     method, training = experiment.method, experiment.training
     require(
-        "batches" not in overridden(method, SiteHooks),
+        not training.local_epochs and "batches" not in overridden(method, SiteHooks),
         f"the steps of {type(method).__name__} depend on a site's records; its runs are compared by processor time",
     )
     names = [name for name, _ in Assembly(experiment).modules()[0].named_parameters()]

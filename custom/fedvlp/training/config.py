@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedvlp.core.optimizers import SGD, AdamW
+from fedvlp.core.schedule import cosine
 from fedvlp.core.site_error import SiteError
 from fedvlp.core.validate import require
 
@@ -27,9 +28,18 @@ class DeviceError(SiteError, RuntimeError):
     """The device that the settings ask for is not there."""
 
 
+def take_gpu(worker: int) -> None:
+    """Gives this process, number ``worker`` of several on this machine, one of the visible GPUs, in turn.
+
+    Under torchrun and in their children every process has its own already.
+    """
+    if (count := torch.cuda.device_count()) and "LOCAL_RANK" not in os.environ:
+        os.environ["LOCAL_RANK"] = str(worker % count)
+
+
 @dataclass(frozen=True)
 class Training:
-    """How a site trains, whatever the method: spec 2.1 (AdamW, no schedule; by default a fresh optimiser in a phase).
+    """How a site trains, whatever the method: spec 2.1 (AdamW; by default no schedule, a fresh optimiser in a phase).
 
     ``auto`` takes what a probe of about a second finds fastest on the machine (training/autotune.py), or its GPU if it
     has one: two machines may then differ in more than the last bits. Everything else gives the same bytes everywhere.
@@ -46,6 +56,8 @@ class Training:
     warmup_steps: int = 0  # linear warm-up in every phase; a fresh AdamW's first steps are full-sized in every
     #                        coordinate, which undoes an average of models that are still close to random
     make_up_warmup: bool = False  # a phase that warms up takes as many steps more as that takes away (spec 4.4)
+    local_epochs: int = 0  # passes over a site's own records in the place of method.local_steps; 0 = local_steps
+    cosine_rounds: int = 0  # T_max of the cosine schedule of the learning rate, in rounds; 0 = constant
     threads: int = 1  # CPU threads per process; fixed, because another number gives other last bits
     precision: str = "float32"  # float32 | bfloat16 | float16 (autocast; weights and losses stay float32) | auto
     attention: str = "sdpa"  # sdpa (fused) | explicit (matrix products: faster in bfloat16 on CPUs) | auto
@@ -60,8 +72,9 @@ class Training:
     micro_batch: int = 0  # rows that go through the towers at a time, for batches larger than memory; 0 = all
     accumulation: str = "cached"  # of micro-batches: cached (gradient caching: loss and negatives of the whole batch,
     #                               exactly, for a second forward pass) | plain (each has its own loss and negatives)
-    cache_features: bool = False  # frozen towers (model.adapters=lora, adapter_rank=0) see each record once, cropped at
-    #                               the centre, and not at every step (training/frozen_features.py)
+    cache_features: bool = False  # towers that do not change see each record once, cropped at the centre, and not at
+    #                               every step: frozen ones (model.adapters=lora, adapter_rank=0), and received ones
+    #                               under FedDRA, FedRGB and FedMOON (training/frozen_features.py)
     gather_negatives: bool = False  # over several processes: False: each has its own loss and negatives, as in the
     #                                 papers' code; True: those of the whole batch, exactly
     device: str = "cpu"  # cpu | cuda | auto
@@ -83,7 +96,7 @@ class Training:
         require(self.dp_group >= 2, f"training.dp_group is {self.dp_group}; a contrastive group needs at least 2")
         require(0 < self.dp_delta < 1, f"training.dp_delta is {self.dp_delta}; it must be in (0, 1)")
         require(0 <= self.clip_norm < math.inf, f"training.clip_norm is {self.clip_norm}; 0 = no clipping")
-        for name in ("warmup_steps", "micro_batch", "checkpoint_steps"):
+        for name in ("warmup_steps", "micro_batch", "checkpoint_steps", "local_epochs", "cosine_rounds"):
             value = getattr(self, name)
             require(value >= 0, f"training.{name} is {value}; 0 = none")
 
@@ -111,15 +124,16 @@ class Training:
             total += total * (total + 1) < 2 * steps * rising
         return total - steps
 
-    def build(self, parameters: list[nn.Parameter], scale: float) -> torch.optim.Optimizer:
-        """A fresh optimiser with learning rate ``lr * scale``."""
+    def build(self, parameters: list[nn.Parameter], scale: float, round: int = 0) -> torch.optim.Optimizer:
+        """A fresh optimiser with learning rate ``lr * scale`` and the schedule's factor of the ``round``."""
+        scale *= cosine(round, self.cosine_rounds)
         if self.optimizer == "sgd":
             return SGD(parameters, lr=self.lr * scale, momentum=self.momentum, weight_decay=self.weight_decay)
         betas = (self.beta1, self.beta2)
         return AdamW(parameters, lr=self.lr * scale, betas=betas, weight_decay=self.weight_decay, fused=True)
 
     def torch_device(self) -> torch.device:
-        """The device of this process: under torchrun, each has the GPU of its local rank. Raises DeviceError."""
+        """The device of this process: of several, each has the GPU of its local rank. Raises DeviceError."""
         if self.device == "cpu" or (self.device == "auto" and not torch.cuda.is_available()):
             return torch.device("cpu")
         if not torch.cuda.is_available():

@@ -44,7 +44,7 @@ COVERED = {"losses", "trains", "shares", "steps", "phases"}
 """Hooks of a site by which a method may differ from FedAvg: none reads records but in the loss."""
 
 
-NEUTRAL = {"micro_batch": 0, "checkpoint_steps": 0, "make_up_warmup": False, "precision": "float32"}
+NEUTRAL = {"micro_batch": 0, "checkpoint_steps": 0, "make_up_warmup": False, "local_epochs": 0, "precision": "float32"}
 """Settings of training that must be so."""
 
 

@@ -1,48 +1,56 @@
-"""What frozen towers make of each record, computed once instead of at every step (``Training.cache_features``).
+"""What fixed towers make of each record, computed once instead of at every step (``Training.cache_features``).
 
 With towers that are frozen whole (``ModelConfig.adapters=lora``, ``adapter_rank=0``) a record's tokens never change, so
-that training costs what alignment modules and heads cost. Films are then cropped at the centre, as in evaluation.
+that training costs what alignment modules and heads cost (``FrozenFeatures``). Towers that are trained are fixed for a
+while: as received, in a phase that does not train them and in an anchor (``FixedFeatures``). Films are then cropped at
+the centre, as in evaluation.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
 
+from fedvlp.core.client import BatchNorm, Client, digest
 from fedvlp.core.device import moved
 from fedvlp.core.objective import ObjectiveModule
-from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch
+from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, State, VLOutput, group
+from fedvlp.training.grad_cache import LOCAL
 
 log = logging.getLogger(__name__)
 
 ROWS = 32  # records that go through the towers at a time
+IN_MEMORY = 2 * 2**30  # bytes of tokens; a client with more, who has no folder, runs its fixed towers at every step
 BEAT = 60.0  # seconds between lines that say how far it is: towers take minutes, and a log is silent meanwhile
+
+
+def frozen_whole(config: Any) -> bool:
+    """Whether a model of this configuration has towers that never change."""
+    return bool(getattr(config, "adapters", "")) and not config.adapter_rank
 
 
 def refuse_towers(config: Any) -> None:
     """Raises ValueError for the configuration of a model whose towers change, or that has none."""
-    if not getattr(config, "adapters", "") or config.adapter_rank:
+    if not frozen_whole(config):
         raise ValueError(
             "training.cache_features: the towers are trained, so what they make of a record changes; set "
             "model.adapters=lora and model.adapter_rank=0, or cache_features to false"
         )
 
 
-def refuse(model: nn.Module, objective: nn.Module) -> None:
-    """Raises ValueError for a model, or for an objective, whose records' tokens change."""
-    config: Any = getattr(model, "config", None)
-    refuse_towers(config)
+def refuse_objective(config: Any, objective: nn.Module) -> None:
+    """Raises ValueError for an objective with which a record's tokens change, for a model of this configuration."""
     hooks = ObjectiveModule.of(objective)
     needs = hooks.needs
     if hooks.draws or "sentences" in needs or ("attention" in needs and not config.alignment):
@@ -52,12 +60,39 @@ def refuse(model: nn.Module, objective: nn.Module) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _Tokens:
-    """Of the n records of a split; None for a modality that it lacks."""
+def with_tokens(tokens: State, batch: Batch) -> Batch:
+    """The batch with ``tokens`` [n, ...] of its rows in the place of films; a batch of n records or of some of them."""
+    batch = {name: tensor for name, tensor in batch.items() if name != "image"}
+    if IMAGE_TOKENS in tokens:
+        batch[IMAGE_TOKENS] = tokens[IMAGE_TOKENS][batch["row"]]
+    if TEXT_TOKENS in tokens and "text" in batch:
+        batch[TEXT_TOKENS] = tokens[TEXT_TOKENS][batch["row"], : batch["text"].shape[1]]
+    return batch
 
-    image: np.ndarray | None  # [n, M, W] float32
-    text: np.ndarray | None  # [n, T, W] float32
+
+def tokens_of(model: Any, batch: Batch) -> State:
+    """What the towers make of a batch."""
+    encoded = model.towers(batch)
+    made = {IMAGE_TOKENS: encoded.image, TEXT_TOKENS: encoded.text}
+    return {name: tokens for name, tokens in made.items() if tokens is not None}
+
+
+@torch.no_grad()
+def table(batches: Iterable[Batch], make: Callable[[Batch], State], new: Callable[[str, Tensor], Tensor]) -> State:
+    """What ``make`` makes of all records, [n, ...], in tensors that ``new`` makes for one of a batch."""
+    made: State = {}
+    done, told = 0, time.monotonic()
+    for batch in batches:
+        for name, rows in make(batch).items():
+            if name not in made:
+                made[name] = new(name, rows)
+            where = batch["row"].to(made[name].device)
+            made[name][where, : rows.shape[1]] = rows.to(made[name])  # texts are as long as a batch's longest
+        done += len(batch["row"])
+        if time.monotonic() - told >= BEAT:
+            log.warning("features of fixed towers: %d records so far", done)
+            told = time.monotonic()
+    return made
 
 
 class FrozenFeatures:
@@ -73,7 +108,7 @@ class FrozenFeatures:
 
     def __init__(self, data: Any, model: Any, folder: Path | None = None) -> None:
         self._data, self._model, self._folder = data, model, folder
-        self._splits: dict[str, _Tokens] = {}
+        self._splits: dict[str, State] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
@@ -93,19 +128,13 @@ class FrozenFeatures:
     def _with_tokens(self, split: str, batch: Batch) -> Batch:
         if split not in self._splits:
             self._splits[split] = self._read(split)
-        tokens, rows = self._splits[split], batch["row"].numpy()
-        batch = {name: tensor for name, tensor in batch.items() if name != "image"}
-        if tokens.image is not None:
-            batch[IMAGE_TOKENS] = torch.from_numpy(tokens.image[rows])
-        if tokens.text is not None and "text" in batch:
-            batch[TEXT_TOKENS] = torch.from_numpy(tokens.text[rows, : batch["text"].shape[1]])
-        return moved(batch, self._device)
+        return moved(with_tokens(self._splits[split], batch), self._device)
 
     @property
     def _device(self) -> torch.device:
         return next(self._model.parameters()).device
 
-    def _read(self, split: str) -> _Tokens:
+    def _read(self, split: str) -> State:
         """The tokens of a split from its folder, computed first where they are not there."""
         if self._folder is None:
             with tempfile.TemporaryDirectory(prefix="fedvlp-") as folder:
@@ -122,10 +151,9 @@ class FrozenFeatures:
                     raise
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
-        image, text = (target / f"{name}.npy" for name in (IMAGE_TOKENS, TEXT_TOKENS))
-        return _Tokens(
-            *(np.load(file, mmap_mode="r", allow_pickle=False) if file.is_file() else None for file in (image, text))
-        )
+        files = [target / f"{name}.npy" for name in (IMAGE_TOKENS, TEXT_TOKENS)]
+        mapped = {file.stem: np.load(file, mmap_mode="c", allow_pickle=False) for file in files if file.is_file()}
+        return {name: torch.from_numpy(array) for name, array in mapped.items()}
 
     def _key(self, split: str) -> str:
         """A hash of what the tokens of a split are made of."""
@@ -135,35 +163,116 @@ class FrozenFeatures:
                 hashed.update(name.encode() + batch[name].contiguous().numpy().tobytes())
         return hashed.hexdigest()[:32]
 
-    @torch.no_grad()
-    def _computed(self, split: str, folder: Path) -> _Tokens:
+    def _computed(self, split: str, folder: Path) -> State:
         """The tokens of all records of a split by the towers in eval mode, in files of ``folder``."""
         encoders = [child for name, child in self._model.named_children() if name.endswith("_encoder")]
         modes = [encoder.training for encoder in encoders]
         for encoder in encoders:
             encoder.eval()
-        image = text = None
-        size, longest = self._data.sizes[split], self._model.tokenizer.max_tokens
-        done, told = 0, time.monotonic()
-        for batch in self._data.batches(split, ROWS, drop_last=False):
-            rows, encoded = batch["row"].numpy(), self._model.towers(moved(batch, self._device))
-            if encoded.image is not None:
-                if image is None:
-                    image = _file(folder / f"{IMAGE_TOKENS}.npy", size, *encoded.image.shape[1:])
-                image[rows] = encoded.image.float().cpu().numpy()
-            if encoded.text is not None:
-                if text is None:
-                    text = _file(folder / f"{TEXT_TOKENS}.npy", size, longest, encoded.text.shape[2])
-                text[rows, : encoded.text.shape[1]] = encoded.text.float().cpu().numpy()
-            done += len(rows)
-            if time.monotonic() - told >= BEAT:
-                log.warning("features of frozen towers, %s: %d of %d records", split, done, size)
-                told = time.monotonic()
+
+        def new(name: str, some: Tensor) -> Tensor:
+            shape = whole(name, some, self._data.sizes[split], self._model)
+            path = folder / f"{name}.npy"
+            return torch.from_numpy(np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape))
+
+        batches = self._data.batches(split, ROWS, drop_last=False)
+        tokens = table(batches, lambda batch: tokens_of(self._model, moved(batch, self._device)), new)
         for encoder, mode in zip(encoders, modes, strict=True):
             encoder.train(mode)
-        return _Tokens(image, text)
+        return tokens
 
 
-def _file(path: Path, *shape: int) -> np.ndarray:
-    """Zeros [*shape] float32 in a file."""
-    return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+def whole(name: str, some: Tensor, records: int, model: Any) -> tuple[int, ...]:
+    """Shape of what is made of all records, as ``some`` [b, ...] is of b of them."""
+    longest = model.tokenizer.max_tokens if name == TEXT_TOKENS else some.shape[1]
+    return records, longest, *some.shape[2:]
+
+
+class TooLargeError(Exception):
+    """More than IN_MEMORY."""
+
+
+class FixedFeatures:
+    """What received encoders make of a client's training records: tokens, and features pooled after alignment.
+
+    Kept in memory by what made them, not by who asks: stage 1 of FedDRA, its anchors and v_i share one pass. What a
+    record's tokens are does not depend on who asks first: all records go through the towers in their order, ``ROWS`` at
+    a time, so that a restart or another process has the same bytes. They go when the task ends in which the encoders
+    were trained. Where a client's tokens are too many, or where its encoders normalise by the batch, nothing is kept:
+    the towers are run at every step, on the batch's own films.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: dict[Any, State] = {}  # of the encoders asked for last
+        self._pooled: dict[Any, State] = {}  # of the two asked for last: the received model, and a site's own
+        self._known: list[tuple[State, State | None, dict[str, str]]] = []  # hashes of states of this task
+        self._too_large = False
+
+    def encoded(self, client: Client, batch: Batch, state: State, own: State | None) -> Batch:
+        """The batch with the tokens of its rows."""
+        tokens = self._tokens_by(client, state, own)
+        return batch if tokens is None else with_tokens(tokens, batch)
+
+    def pooled(self, client: Client, batch: Batch, state: State, own: State | None) -> VLOutput | None:
+        """What the heads of the anchor read; None where an objective needs tokens as well."""
+        if LOCAL & set(client.hooks.needs) or self._tokens_by(client, state, own) is None:
+            return None
+        key = self._key(client, state, own, "alignment")
+        if key not in self._pooled:
+            model = client.anchor(state, own)
+
+            def make(block: Batch) -> State:
+                aligned = model.align(model.towers(self.encoded(client, block, state, own)))
+                made = {"image": aligned.image, "text": aligned.text}
+                return {name: pooled for name, pooled in made.items() if pooled is not None}
+
+            self._pooled = dict(list(self._pooled.items())[-1:]) | {key: self._table(client, make)}
+        return VLOutput(**{name: pooled[batch["row"]] for name, pooled in self._pooled[key].items()})
+
+    def release(self, client: Client) -> None:
+        """Lets go of the states of a task, and of everything where it has trained the encoders."""
+        self._known = []
+        if any(p.requires_grad for name, p in client.model.named_parameters() if group(name) == "encoder"):
+            self._tokens, self._pooled = {}, {}
+
+    def _tokens_by(self, client: Client, state: State, own: State | None) -> State | None:
+        model = client.anchor(state, own)
+        norms = (name for name, module in model.named_modules() if isinstance(module, BatchNorm) and module.training)
+        if self._too_large or any(group(name) in ("encoder", "alignment") for name in norms):
+            return None
+        key = self._key(client, state, own, "encoder")
+        if key not in self._tokens:
+            self._tokens = {}  # memory for the next
+            try:
+                self._tokens = {key: self._table(client, lambda block: tokens_of(model, block))}
+            except TooLargeError:
+                self._too_large = True
+                return None
+        return self._tokens[key]
+
+    def _table(self, client: Client, make: Callable[[Batch], State]) -> State:
+        taken = 0
+
+        def new(name: str, some: Tensor) -> Tensor:
+            nonlocal taken
+            shape = whole(name, some, client.data.num_train, client.model)
+            taken += math.prod(shape) * some.element_size()
+            if taken > IN_MEMORY:
+                raise TooLargeError
+            return torch.zeros(shape, dtype=some.dtype, device=some.device)
+
+        return table(client.data.batches("train", ROWS, drop_last=False), make, new)
+
+    def _key(self, client: Client, state: State, own: State | None, upto: str) -> Any:
+        """The encoders' tensors, ``upto`` "alignment" its own as well, and the precision in which they run."""
+        known = next((hashes for one, other, hashes in self._known if one is state and other is own), None)
+        if known is None:
+            tensors = client.anchor(state, own).state_dict()
+            known = {
+                kind: digest(tensors, [name for name in tensors if group(name) == kind])
+                for kind in ("encoder", "alignment")
+            }
+            self._known.append((state, own, known))
+        device = client.device.type
+        precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+        return (known["encoder"], *([known["alignment"]] if upto == "alignment" else []), precision)

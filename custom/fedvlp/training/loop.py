@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from fedvlp.core.client import Client
 from fedvlp.core.device import prefetched
 from fedvlp.core.method import Method, SiteHooks, overridden
+from fedvlp.core.schedule import one_pass
 from fedvlp.core.seeds import seed
 from fedvlp.core.site_error import NotFiniteError
 from fedvlp.core.types import Batch, Broadcast, State
@@ -44,7 +46,10 @@ def train(
 
     On a GPU the host queues steps and never waits for one: loss terms stay there until the phase ends.
     """
-    # 1. What is trained, and every seed of the phase.
+    # 1. How long, what is trained, and every seed of the phase.
+    if training.local_epochs:
+        passes = training.local_epochs * one_pass(client.data.num_train, training.batch_size)
+        method = replace(method, local_steps=passes)
     client.set_trainable(lambda name: method.trains(name, message.phase))
     phases = method.phases(message.round)
     index = phases.index(message.phase) if message.phase in phases else message.phase  # the server's own training

@@ -34,7 +34,7 @@ class Stepper:
         self.client, self.training, self.purpose = client, training, purpose
         trainable = dict(client.trainable())
         self.names, self.parameters = list(trainable), list(trainable.values())
-        self.optimizer = training.build(self.parameters, message.lr_scale)
+        self.optimizer = training.build(self.parameters, message.lr_scale, message.round)
         self.schedule = training.warm_up(self.optimizer)
         self.loss_scale = message.loss_scale
         self.device = client.device

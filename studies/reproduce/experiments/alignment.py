@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from fedvlp.core.method import Method
+from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources.retina import NAMES as EYE_FINDINGS
 from fedvlp.data.synthetic.cases import FINDINGS
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
@@ -18,6 +22,7 @@ from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.cell_results import Figures
 from fedvlp.run.experiment import Experiment, Partition
+from fedvlp.run.fitting import fitted
 from fedvlp.run.site_sources import SiteSources
 from studies.claims.ledger import seeded
 from studies.reproduce import measures
@@ -26,16 +31,21 @@ from studies.reproduce.experiments.records import (
     SITES,
     Cells,
     Given,
+    baseline,
     counted,
+    dealt,
     films_for_heads,
     films_of_strangers,
-    mimic_texts,
     most_steps,
     on_data,
     source,
 )
 from studies.reproduce.measures import Downstream
 from studies.reproduce.table import DEMO, PAPER, SMALLEST, Size, Study
+
+ROUNDS = {PAPER: 25, DEMO: 3, SMALLEST: 1}
+EARLIER = {PAPER: (15, 20), DEMO: (1, 2), SMALLEST: (2, 3)}
+"""Rounds after which FedRGB's table 14 measures, between none and all; two others at the smallest size, to run."""
 
 LOCAL = {PAPER: 50, DEMO: 20, SMALLEST: 1}
 """Steps of the encoders a round."""
@@ -67,7 +77,7 @@ def alignment_base(size: Size, seed: int, sites: int = 5) -> Experiment:
     if size.quick:
         model, data = MODEL, SyntheticCohort(sites=2, size=160, image_size=36, test_rows=32)
         training = replace(training, batch_size=8)
-    rounds = replace(demo.rounds, rounds=3 if size.name == DEMO else 1)
+    rounds = replace(demo.rounds, rounds=ROUNDS[size.name])
     return seeded(replace(demo, model=model, data=data, training=training, rounds=rounds), seed)
 
 
@@ -98,7 +108,7 @@ def alignment(size: Size, seed: int) -> Mapping[str, Experiment]:
     fewer: dict[str, Any] = {"fedldawa": {"plain_rounds": base.rounds.rounds // 3}} if size.demo else {}
     cells = compared(size, base, LOCAL[size.name], CHEST)
     for name in ("fedmoon", "fedldawa", "fedema", "fedu", "fedx", "fedmae"):
-        preset = presets.get(name)
+        preset = baseline(size, name)
         method = replace(preset.method, local_steps=LOCAL[size.name], weighting="uniform", **fewer.get(name, {}))
         cells[name] = replace(base, method=method, objective=preset.objective)
     prototypes = 16 if size.quick else 500
@@ -111,6 +121,13 @@ def alignment(size: Size, seed: int) -> Mapping[str, Experiment]:
         for loss in ("", "-gloria"):
             cells[f"{start}{loss}-beta-5"] = _skewed(cells[start + loss], beta)
     two = compared(size, alignment_base(size, seed, 2), LOCAL[size.name], CHEST)
+    last = ROUNDS[size.name]
+    of_rounds = {"fedavg-before": ("fedavg", last - 1), "fedavg-twice": ("fedavg", 2 * last), "fedrgb-0": ("fedrgb", 0)}
+    of_rounds |= {
+        f"fedrgb-{name}": ("fedrgb", number) for name, number in zip((15, 20), EARLIER[size.name], strict=True)
+    }
+    for name, (start, number) in of_rounds.items():
+        cells[name] = replace(cells[start], rounds=replace(base.rounds, rounds=number))
     return cells | _settings(cells) | {"feddra-2-sites": two["feddra"], "fedrgb-2-sites": two["fedrgb"]}
 
 
@@ -234,7 +251,7 @@ def retina(size: Size, seed: int) -> Mapping[str, Experiment]:
         base, local, of_feddra = _eyes(size, seed), 1 if size.quick else 20, EYES
     cells = compared(size, base, local, of_feddra)
     for name in ("fedmae", "fedx", "fedu"):
-        preset = presets.get(name)
+        preset = baseline(size, name)
         method = replace(preset.method, local_steps=local, weighting="uniform")
         cells[name] = replace(base, method=method, objective=preset.objective)
     return cells
@@ -244,15 +261,15 @@ def _eyes(size: Size, seed: int) -> Experiment:
     """MESSIDOR and BRSET, a site each, with the schedule of the retina (spec 4.4). Captions of the grades are texts."""
     paper = presets.get("feddra-paper")
     training = replace(paper.training, batch_size=100, lr=1e-5)
-    data = SiteSources(tuple((name, source(size, name)) for name in ("messidor", "brset")))
+    data = SiteSources(tuple((name, source(size, name, colour=True)) for name in ("messidor", "brset")))
     rounds = replace(paper.rounds, rounds=20)
-    return on_data(size, replace(paper, data=data, training=training, rounds=rounds), seed)
+    return fitted(on_data(size, replace(paper, data=data, training=training, rounds=rounds), seed))
 
 
 def retina_heads(size: Size) -> measures.Alignment:
     """Two findings, at three shares of the training records."""
     names = ("DR", "macular edema")
-    records: Any = source(size, "mbrset") if not size.demo else None
+    records: Any = source(size, "mbrset", colour=True) if not size.demo else None
     solved: dict[str, Any] = {"solver": LBFGS} if size.demo else {"steps": most_steps(size)}
     findings = EYE_FINDINGS
     if size.demo:
@@ -271,7 +288,6 @@ RETINA = Study(
     retina,
     retina_heads,
     sources=("messidor", "brset", "mbrset"),
-    differs="Photographs are read in grey.",
     stands_in=(
         "Drawn chest films of two sites stand in for MESSIDOR and BRSET, captions that grade two of their findings for "
         "those of diabetic retinopathy and macular edema: the procedure, and nothing about eyes."
@@ -279,13 +295,31 @@ RETINA = Study(
 )
 
 
+COMBINATIONS = tuple(tuple(bool(number >> bit & 1) for bit in range(len(FINDINGS))) for number in range(32))
+"""In the order of FedRGB's table 7, the first finding changing at every row."""
+
+
 def counts(size: Size, seed: int) -> Figures:
-    """Records of each site, and of those with each finding, as the alignment tables deal them; no run is needed."""
+    """Records of each site with each finding and each combination of them, as they are dealt; no run is needed."""
     if size.demo:
-        return counted(SyntheticCohort(image_size=72, seed=seed).build(), SITES)
-    texts = mimic_texts(size, FINDINGS)
-    base = replace(alignment_base(size, seed), data=Given(texts), partition=Partition(sites=len(SITES)))
-    return counted(Assembly(base).cohort, SITES)
+        return _all_counted(SyntheticCohort(image_size=72, seed=seed).build())
+    records = source(size, "mimic_cxr", labels=FINDINGS).undecoded()
+    base = replace(alignment_base(size, seed), data=Given(records), partition=Partition(sites=len(SITES)))
+    return _all_counted(Assembly(base).cohort)
+
+
+def combination(held: Sequence[bool]) -> str:
+    """Name of a combination of ``FINDINGS``."""
+    return " + ".join(name for name, there in zip(FINDINGS, held, strict=True) if there) or "(none)"
+
+
+def _all_counted(cohort: Cohort) -> Figures:
+    figures, owner = counted(cohort, SITES), np.asarray(cohort.sites)
+    held = cohort.labels[:, [cohort.label_names.index(name) for name in FINDINGS]] == 1
+    for site in SITES:
+        found = Counter(map(combination, held[owner == site]))
+        figures |= {dealt(site, combination(one)): float(found[combination(one)]) for one in COMBINATIONS}
+    return figures
 
 
 COUNTS = Study(

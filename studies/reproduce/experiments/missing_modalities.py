@@ -13,9 +13,9 @@ from fedvlp.run import presets
 from fedvlp.run.cell_results import Figures
 from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.site_sources import PatientSites, Shares, deal
-from studies.claims.ledger import ALL_PAIRED, seeded
+from studies.claims.ledger import ALL_PAIRED, POOLED, POOLED_SHARE, seeded
 from studies.reproduce import measures
-from studies.reproduce.experiments.records import Cells, counted, dealt, mimic_texts, on_data, source, with_public
+from studies.reproduce.experiments.records import Cells, counted, dealt, on_data, source, with_public
 from studies.reproduce.table import Size, Study
 
 MIXES = ((4, 0, 6), (0, 4, 6), (2, 2, 6), (6, 0, 4), (0, 6, 4), (3, 3, 4), (8, 0, 2), (0, 8, 2), (4, 4, 2))
@@ -57,11 +57,26 @@ def missing_modalities(size: Size, seed: int, unlike: bool = True) -> Mapping[st
             cells["car-mfl-4-0-6"], method=replace(alphas, alpha=alpha)
         )
     public: Any = cells["mfedavg-p"]
-    nobody_lacks = replace(public.partition, image_only=0)
-    return cells | {
-        "lower": replace(public, method=replace(public.method, private=False)),
-        ALL_PAIRED: replace(public, partition=nobody_lacks),
-    }
+    lower = replace(public, method=replace(public.method, private=False))
+    nobody_lacks = replace(public, partition=replace(public.partition, image_only=0))
+    return cells | {"lower": lower, ALL_PAIRED: nobody_lacks, POOLED: _pooled(size, lower)}
+
+
+def _pooled(size: Size, lower: Experiment) -> Experiment:
+    """The lower bound with nearly all records public, and as many a step as all sites and the server have together.
+
+    The sites, which do not train there, keep a batch each.
+    """
+    training = replace(lower.training, batch_size=lower.training.batch_size * (1 if size.quick else 11))
+    data: Any = lower.data
+    if size.demo:
+        partition = replace(lower.partition, image_only=0, public=0.6 if size.quick else POOLED_SHARE)
+        return replace(lower, partition=partition, training=training)
+    ((records, _),) = data.collections
+    left = _patients(size, 50)
+    everybody = 10 * _patients(size, 810) + _patients(size, 1000) - 10 * left
+    shares = (*((site, left) for site in TEN), (PUBLIC, everybody))
+    return replace(lower, data=replace(data, collections=((records, shares),)), training=training)
 
 
 def _classifier(size: Size, name: str, seed: int) -> Experiment:
@@ -89,7 +104,7 @@ def _paper_classifier(size: Size, name: str, seed: int) -> Experiment:
     """A method with CAR-MFL's towers and schedule on MIMIC: ten sites, and a public set, by patients (spec 12.2)."""
     paper = presets.get("car-mfl-paper")
     model: Any = replace(paper.model, labels=CHEXPERT)  # type: ignore[call-arg]
-    method = replace(presets.get(name).method, local_steps=1 if size.quick else paper.method.local_steps)
+    method = replace(presets.get(name).method, local_steps=1)  # at the smallest size; the paper's are epochs
     data = PatientSites(((source(size, "mimic_cxr"), _of_mimic(size)),), seed)
     return on_data(size, replace(paper, model=model, method=method, data=data, partition=Partition()), seed)
 
@@ -115,15 +130,16 @@ def _unlike(size: Size, scarce: Experiment) -> Experiment:
     data: Any = scarce.data
     if size.demo:
         return replace(scarce, data=replace(data, shared_habits=False))
-    others = PatientSites(
-        (
-            (source(size, "mimic_cxr"), ((PUBLIC, _patients(size, 1000)),)),
-            (source(size, "openi"), tuple((site, 0) for site in TEN[:PAIRED])),
-            (source(size, "chexpert"), tuple((site, _patients(size, 900)) for site in TEN[PAIRED:])),
-        ),
-        data.seed,
+    return replace(scarce, data=PatientSites(_unlike_shares(size), data.seed))
+
+
+def _unlike_shares(size: Size) -> tuple[tuple[Any, Shares], ...]:
+    """Who has how many patients of which data set."""
+    return (
+        (source(size, "mimic_cxr"), ((PUBLIC, _patients(size, 1000)),)),
+        (source(size, "openi"), tuple((site, 0) for site in TEN[:PAIRED])),
+        (source(size, "chexpert"), tuple((site, _patients(size, 900)) for site in TEN[PAIRED:])),
     )
-    return replace(scarce, data=others)
 
 
 def _fewer(size: Size, experiment: Experiment, percent: int) -> Experiment:
@@ -140,8 +156,9 @@ def _fewer(size: Size, experiment: Experiment, percent: int) -> Experiment:
 
 
 DRAWN_ANEW = (
-    "The authors' lists of patients are not among our sources: patients of MIMIC's training split are drawn anew with "
-    "each seed, and its validation and test splits choose the round and judge."
+    "Films are cropped at random where the released code mirrors and turns them, as a film has a side. "
+    "The authors' partitions are positions in their own file of annotations, and name no patient: patients of MIMIC's "
+    "training split are drawn anew with each seed, and its validation and test splits choose the round and judge."
 )
 MACRO_AUC = Study(
     "missing-modalities",
@@ -169,7 +186,7 @@ PUBLIC_SIZES = (1000, 750, 500, 250)
 
 def patients_dealt(size: Size, seed: int) -> Figures:
     """Training records of CAR-MFL's sites and public sets, and how many of them have each finding."""
-    texts = mimic_texts(size, CHEXPERT)
+    texts = source(size, "mimic_cxr", labels=CHEXPERT).undecoded()
     figures: Figures = {}
     for number in PUBLIC_SIZES:
         dealt_to = deal(texts, _of_mimic(size, number), seed)
@@ -177,6 +194,21 @@ def patients_dealt(size: Size, seed: int) -> Figures:
         figures |= {public_of(number): of_size[dealt(PUBLIC)]}
         if number == PUBLIC_SIZES[0]:
             figures |= of_size
+    return figures
+
+
+UNLIKE = "heterogeneous: "
+"""Begins the names of the numbers of records of the heterogeneous sites."""
+
+
+def unlike_patients_dealt(size: Size, seed: int) -> Figures:
+    """``patients_dealt``, and the training records of the heterogeneous sites."""
+    figures = patients_dealt(size, seed)
+    for number, (records, shares) in enumerate(_unlike_shares(size)):
+        cohort = records.undecoded()
+        owner = deal(cohort, shares, seed + number).tolist()
+        of_sites = counted(cohort.with_sites(owner), [site for site, _ in shares], "train")
+        figures |= {UNLIKE + dealt(site): of_sites[dealt(site)] for site, _ in shares}
     return figures
 
 
@@ -193,4 +225,8 @@ DEALT = Study(
     drawn=patients_dealt,
     sources=("mimic_cxr",),
     differs=DRAWN_ANEW,
+)
+
+DEALT_UNLIKE = replace(
+    DEALT, drawn=unlike_patients_dealt, sources=MACRO_AUC_UNLIKE.sources, differs=MACRO_AUC_UNLIKE.differs
 )

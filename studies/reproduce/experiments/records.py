@@ -13,14 +13,16 @@ from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.creamfl_collections import CreamFLSource
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
+from fedvlp.methods import FedFed, FedSM
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.multimodal import MultimodalConfig
+from fedvlp.objectives.mae import MAEConfig
 from fedvlp.run import presets
 from fedvlp.run.cell_results import Figures
 from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.fitting import with_paths
-from studies.reproduce.table import Size
+from studies.reproduce.table import PAPER, Size
 
 Cells = dict[str, Experiment]
 """Name of a cell -> its experiment."""
@@ -30,21 +32,14 @@ MODEL = ModelConfig(image_size=32, head_hidden=16, embedding_dim=16, head_norm="
 """Of the smallest size."""
 
 
-def source(size: Size, name: str, **settings: Any) -> Any:
+def source(size: Size, name: str, pixels: int = 256, **settings: Any) -> Any:
     """The data set ``name`` of ``size``, with ``settings`` of its source; what --data sets goes before them."""
     kind: Any = SOURCES[name]
-    made = kind.at(size.folder(name).absolute(), image_size=36 if size.quick else 256, **settings)
+    made = kind.at(size.folder(name).absolute(), image_size=36 if size.quick else pixels, **settings)
     for key, _, value in (setting.partition("=") for setting in size.elsewhere.get(name, ())[1:]):
         made = override(made, key, value)
     made = with_paths(made, lambda path: str(Path(path).absolute()))
     return replace(made, cache=str(size.cache.absolute())) if size.cache and hasattr(made, "cache") else made
-
-
-def mimic_texts(size: Size, labels: tuple[str, ...]) -> Cohort:
-    """The reports and labels of MIMIC-CXR, for counts: no film is decoded."""
-    films = source(size, "mimic_cxr", labels=labels)
-    cohort: Cohort = replace(films, root=None, reports=films.reports or films.root).build()
-    return cohort
 
 
 def on_data(size: Size, experiment: Experiment, seed: int) -> Experiment:
@@ -57,6 +52,19 @@ def on_data(size: Size, experiment: Experiment, seed: int) -> Experiment:
         model = MultimodalConfig(labels=experiment.model.labels, image_size=32)
     training = replace(presets.get("fedavg").training, batch_size=8, warmup_steps=5)
     return replace(experiment, model=model, training=training, rounds=replace(rounds, rounds=1))
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "fedmae": {"objective": MAEConfig()},
+    "fedsm": {"method": FedSM()},
+    "fedfed": {"method": FedFed(share=True, distil_steps=2900)},  # each a pass of PMS-FM's mean site in batches of 48
+}
+"""What the presets of these, which are demos, have otherwise than docs/methods.md, section 9."""
+
+
+def baseline(size: Size, name: str) -> Experiment:
+    """The preset ``name``; at the paper's size its method and objective are those of docs/methods.md, section 9."""
+    return replace(presets.get(name), **PUBLISHED.get(name, {}) if size.name == PAPER else {})
 
 
 def most_steps(size: Size) -> int | None:

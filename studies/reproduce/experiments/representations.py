@@ -16,7 +16,7 @@ from fedvlp.run.fitting import fitted
 from studies.claims.ledger import seeded
 from studies.reproduce import measures
 from studies.reproduce.experiments.records import MODEL, most_steps, on_data, source, with_public
-from studies.reproduce.table import DEMO, SMALLEST, Size, Study
+from studies.reproduce.table import DEMO, PAPER, SMALLEST, Size, Study
 
 
 def representations(size: Size, seed: int) -> Mapping[str, Experiment]:
@@ -32,7 +32,31 @@ def representations(size: Size, seed: int) -> Mapping[str, Experiment]:
         cells[f"{name}-large"] = with_public(cells[name], 0.4, 100_000)
     for name in ("creamfl", "reamfl-iot"):
         cells[f"{name}-small"] = with_public(cells[name], 0.15, 25_000)
+        cells |= {f"{name}-{part}": _narrow(cells[name], part) for part in NARROW}
+    for name in ("fedavg", "fediot"):
+        cells |= {f"{name}-{tower}": _with_tower(size, cells[name], tower) for tower in SMALLER}
     return cells
+
+
+NARROW = {"half": 2, "quarter": 4}
+"""Of the width of the representations, in figure 4."""
+
+SMALLER = {"resnet50": presets.SMALL, "resnet34": presets.SMALLEST}
+"""Image towers of smaller servers in figure 4, and the demo's models in their place."""
+
+
+def _narrow(experiment: Experiment, part: str) -> Experiment:
+    objective: Any = experiment.objective
+    dim = experiment.model.embedding_dim // NARROW[part]
+    model, sites = replace(experiment.model, embedding_dim=dim), experiment.site_models
+    sites = tuple((site, replace(one, embedding_dim=dim)) for site, one in sites)
+    return replace(experiment, model=model, site_models=sites, objective=replace(objective, dim=dim))
+
+
+def _with_tower(size: Size, experiment: Experiment, tower: str) -> Experiment:
+    if size.name == PAPER:
+        return replace(experiment, model=replace(experiment.model, image_tower=tower))
+    return replace(experiment, model=SMALLER[tower] if size.name == DEMO else experiment.model)
 
 
 LADDER = ("aggregation", "inter", "intra")
@@ -80,9 +104,10 @@ def _small_ensemble(size: Size, experiment: Experiment) -> Experiment:
 
 
 NO_PIE = (
-    "AdamW for AdamP, one rate at all sites, no PIE attention, no GloVe vectors. FedAvg and FedIoT average models, so "
-    "their sites have the server's; they take as many steps as five epochs of a mean site with pairs. They train all "
-    "sites in every round, also where the others train ten of 35, as in the paper."
+    "AdamW for AdamP, one rate at all sites, no PIE attention, no GloVe vectors; photographs are cropped at random, "
+    "and not resized at random, mirrored or erased in part as in the released code. FedAvg and FedIoT average models, "
+    "so their sites have the server's; they take as many steps as five epochs of a mean site with pairs. They train "
+    "all sites in every round, also where the others train ten of 35, as in the paper."
 )
 RECALL = Study(
     "representations",

@@ -17,8 +17,11 @@ from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.site_sources import SiteSources
 from studies.claims.ledger import seeded
 from studies.reproduce import measures
-from studies.reproduce.experiments.records import MODEL, Cells, films_of_strangers, on_data, source
+from studies.reproduce.experiments.records import MODEL, Cells, baseline, films_of_strangers, on_data, source
 from studies.reproduce.table import DEMO, SMALLEST, Size, Study
+
+PIXELS = 224
+"""The paper pads and scales to what the model sees, and crops nothing."""
 
 FOUR = ("chexpert", "mimic_cxr", "nih_cxr14", "candid_ptx")
 COMPETITION = ("Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Pleural Effusion")
@@ -39,7 +42,7 @@ def unlike_sites(size: Size, seed: int) -> Mapping[str, Experiment]:
     for name in ("fedprox", "fedmoon"):
         cells[name] = replace(plain, method=replace(presets.get(name).method, local_steps=local))
     for name in ("fedsm", "fedfed"):
-        preset = presets.get(name)
+        preset = baseline(size, name)
         few: dict[str, Any] = {"distil_phases": 1, "distil_steps": 2} if name == "fedfed" and size.quick else {}
         cells[name] = replace(base, method=replace(preset.method, local_steps=local, **few), extra=preset.extra)
     mgca = MGCAConfig(prototypes=16 if size.quick else 500)
@@ -54,7 +57,8 @@ def _four_data_sets(size: Size, seed: int) -> Experiment:
     """
     paper, findings = presets.get("pms-fm-paper"), tuple(PROMPTS)  # CANDID's only label is among these
     sites = tuple(
-        (f"site-{number}-{name}", source(size, name, labels=findings)) for number, name in enumerate(FOUR, start=1)
+        (f"site-{number}-{name}", source(size, name, PIXELS, labels=findings))
+        for number, name in enumerate(FOUR, start=1)
     )
     templates = tuple(prompts(name, 3, seed=100) for name in findings)
     selector: Any = paper.extra
@@ -69,24 +73,25 @@ def _four_data_sets(size: Size, seed: int) -> Experiment:
     return on_data(size, base, seed)
 
 
-SELECTORS = {
-    "image": ("image",),
-    "image-report": ("image", "report"),
-    "triple": ("image", "report", "token"),
-    "image-token": ("image", "token"),
+IMAGE, REPORT = ("image",), ("image", "report")
+SELECTORS: dict[str, dict[str, Any]] = {
+    "image": {"embeddings": IMAGE},
+    "report-attention": {"embeddings": REPORT, "fusion": "attention"},
+    "report-mlp": {"embeddings": REPORT},
+    "triple-attention": {"fusion": "attention"},
+    "enhanced-self": {"embeddings": REPORT, "fusion": "self", "enhanced": True},
+    "token-self": {"fusion": "self", "enhanced": False},
+    "enhanced-mlp": {"embeddings": REPORT, "enhanced": True},
+    "token-mlp": {"enhanced": False},
 }
+"""Of tables 4 and 5: embeddings and fusion of the selector, and whether the enhanced embedding is compared with."""
 
 
 def _selectors(base: Experiment) -> Cells:
-    """PMS-FM with other inputs of the selector, fused by its MLP and by its cross attention; "pms-fm" is the triple."""
+    """PMS-FM with other selectors; "pms-fm" itself has all embeddings, the MLP and the enhanced embedding."""
     preset: Any = base.extra
     assert isinstance(preset, SelectorConfig)
-    return {
-        f"selector-{name}-{fusion}": replace(base, extra=replace(preset, embeddings=embeddings, fusion=fusion))
-        for name, embeddings in SELECTORS.items()
-        for fusion in ("mlp", "attention")
-        if (name, fusion) not in (("image", "attention"), ("triple", "mlp"))
-    }
+    return {f"selector-{name}": replace(base, extra=replace(preset, **of)) for name, of in SELECTORS.items()}
 
 
 def _small_unlike(size: Size, seed: int) -> Experiment:
@@ -120,7 +125,7 @@ ZERO_SHOT = Study(
 def external(size: Size) -> measures.ElsewhereTold:
     """Two collections of no site, two classes each; the demo's are films of other people."""
     if not size.demo:
-        rsna, covid = source(size, "rsna"), source(size, "covid_radiography")
+        rsna, covid = source(size, "rsna", PIXELS), source(size, "covid_radiography", PIXELS)
         return measures.ElsewhereTold(
             (("RSNA", rsna, ("Pneumonia", "No Finding")), ("COVID", covid, ("COVID-19", "No Finding")))
         )

@@ -127,6 +127,29 @@ def test_an_addendum_is_kept_and_its_banner_is_not(banner: str, first: bool, tmp
     assert set(cohort.reports) == {"opacity on the left the opacity is on the right side"}
 
 
+@pytest.mark.parametrize(
+    "report",
+    [
+        " FINAL REPORT\n HISTORY:  Cough.\n \n COMPARISON:  None.\n \n PA and lateral views.  Small\n effusion.\n",
+        " FINAL REPORT\n HISTORY:  Cough.\n\n COMPARISON:  ___.\n\n PA and lateral views.\n\n Small effusion.\n",
+        " FINAL REPORT\n CHEST RADIOGRAPH\n \n PA and lateral views.  Small effusion.\n",
+        " FINAL REPORT\n PA and lateral views.  Small effusion.\n",
+        "PA and lateral views. Small effusion.",
+        "PA and lateral views.\r\n\r\nSmall effusion.",
+    ],
+)
+def test_of_a_report_without_impression_and_findings_the_last_paragraphs_are_read(report: str, tmp_path: Path) -> None:
+    assert set(mimic(tmp_path / "m", report).build().reports) == {"pa and lateral views small effusion"}
+
+
+@pytest.mark.parametrize(
+    "report", [" FINAL REPORT\n HISTORY: Cough and fever.\n\n COMPARISON: None.\n", " FINAL REPORT\n"]
+)
+def test_a_report_that_says_nothing_is_left_out(report: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no usable record"):
+        mimic(tmp_path / "m", report).build()
+
+
 def test_the_impression_comes_first_whatever_the_headings_are(tmp_path: Path) -> None:
     report = " CHEST, TWO VIEWS: Clear lungs.\n\n FINDINGS:  Small heart.\n\n CONCLUSION:  No acute disease.\n"
     assert set(mimic(tmp_path / "m", report).build().reports) == {"no acute disease clear lungs small heart"}

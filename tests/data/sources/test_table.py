@@ -772,7 +772,7 @@ def test_the_cache_is_reused_and_follows_the_files(tmp_path: Path, monkeypatch: 
     source = TableSource(path, image_size=16, cache=str(cache))
     first = source.build()
     with monkeypatch.context() as patch:
-        patch.setattr("fedvlp.data.images.decode", lambda *_: pytest.fail("decoded again"))
+        patch.setattr("fedvlp.data.images.decode_stored", lambda *_: pytest.fail("decoded again"))
         second, summary = source.prepare()
     assert summary["skipped: unsupported image format"] == 1
     assert first.fingerprint == second.fingerprint == TableSource(path, image_size=16).build().fingerprint

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -36,6 +38,8 @@ FILMS = (
 )  # fmt: skip
 """Words in a heading that names the films that follow, as in "PA AND LATERAL VIEWS OF THE CHEST:"."""
 
+WHOLE = "REPORT"  # the heading that ``sections`` makes of a banner "FINAL REPORT"
+
 Row = dict[str, str]
 
 
@@ -43,11 +47,12 @@ Row = dict[str, str]
 class MIMICSource(Published):
     """The tables of MIMIC-CXR-JPG, its images or the DICOM files of MIMIC-CXR, and the reports of MIMIC-CXR.
 
-    One row per frontal film (PA, AP) of a study whose report has an impression or findings; the text is impression +
-    " " + findings (spec 1.1), under the headings that the collection's authors take for these (``meaning``), and then
-    what an addendum corrects or adds. Labels keep the published values of the study: 1, 0, -1 (uncertain), blank (nan).
-    Differs: the published code (MGCA) puts validate and test into one split and drops addenda; here they stay apart,
-    and these stay.
+    One row per frontal film (PA, AP) of a study whose report says something; the text is impression + " " + findings
+    (spec 1.1), under the headings that the collection's authors take for these (``meaning``), or where there is neither
+    the last paragraphs (``last_paragraphs``), and then what an addendum corrects or adds. Labels keep the published
+    values of the study: 1, 0, -1 (uncertain), blank (nan).
+    Differs: the published code (MGCA) puts validate and test into one split, and drops addenda and reports that have
+    neither section; here they stay apart, and these stay.
     """
 
     table: ClassVar[str] = "."
@@ -149,10 +154,26 @@ class MIMICSource(Published):
     def _text(self, report: str) -> str:
         """Impression, findings and addenda of a report, cleaned."""
         texts: dict[str, list[str]] = {"IMPRESSION": [], "FINDINGS": [], "ADDENDUM": [], "": []}
-        for heading, text in sections(report).items():
+        headed = sections(report)
+        for heading, text in headed.items():
             texts[meaning(heading)].append(text)
+        if not (texts["IMPRESSION"] or texts["FINDINGS"]):
+            texts["FINDINGS"] = [last_paragraphs(report, headed)]
         both = " ".join(texts["IMPRESSION"] + texts["FINDINGS"] + texts["ADDENDUM"])
         return clean_report(both, self.min_report_words, self.min_sentence_words)
+
+
+def last_paragraphs(report: str, headed: Mapping[str, str]) -> str:
+    """What a report says whose ``headed`` (heading -> text) are neither impression nor findings.
+
+    As in the authors' parser: all but the first paragraph of its last section, behind "COMPARISON: None.". Of one
+    without headings all paragraphs but a title in capitals.
+    """
+    heading, text = next(((name, of) for name, of in reversed(headed.items()) if meaning(name) != "ADDENDUM"), ("", ""))
+    if not headed:
+        heading, text = WHOLE, report
+    first, *others = re.split(r"\n[^\S\n]*\n", text)
+    return "\n".join(others if heading != WHOLE or first.isupper() else [first, *others])
 
 
 def meaning(heading: str) -> str:

@@ -13,7 +13,15 @@ from xml.etree import ElementTree
 from fedvlp.data.deid import scan
 from fedvlp.data.labels import CHEXPERT, OPENI, from_terms, names_of
 from fedvlp.data.report_text import clean_report
-from fedvlp.data.sources.published import Listing, Published, first_of, read_rows, require_items, undamaged
+from fedvlp.data.sources.published import (
+    Listing,
+    Published,
+    first_of,
+    read_rows,
+    refuse_absent,
+    require_items,
+    undamaged,
+)
 from fedvlp.data.sources.table import BELOW_ROOT
 from fedvlp.data.subgroups import VIEW
 
@@ -131,11 +139,7 @@ class OpenISource(Published):
         there = [film for film in films if film[1].is_file()]
         left_out["film of another or an unknown view"] = len(named) - len(shown)
         left_out["film not under root"] = missing = len(films) - len(there)
-        if missing > self.max_missing * len(films):
-            raise ValueError(
-                f"openi source: {missing} of {len(films)} images are not under root, at most "
-                f"{self.max_missing:.0%} may be missing; unpack NLMCXR_png whole, or raise max_missing for a part of it"
-            )
+        refuse_absent("openi", missing, len(films), self.max_missing)
         return list(there)
 
     def _views(self) -> dict[str, str]:

@@ -250,6 +250,11 @@ class Images(Protocol):
         """A checksum of each row's pixels, [N] uint32."""
         ...
 
+    @property
+    def stored(self) -> Sequence[str]:
+        """How each row's file stores its image, "" where that is not known."""
+        ...
+
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """uint8 [n, S, S], in colour [n, S, S, 3], of ``rows`` [n]."""
         ...
@@ -272,6 +277,12 @@ class Repeated:
     def checksums(self) -> np.ndarray:
         """CRC-32 of each row's pixels, [N] uint32."""
         return self.images.checksums[self.owner]
+
+    @property
+    def stored(self) -> Sequence[str]:
+        """How each row's file stores its image."""
+        of_images = self.images.stored
+        return [of_images[index] for index in self.owner.tolist()]
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """uint8 [n, S, S] or [n, S, S, 3] of ``rows`` [n]."""
@@ -344,6 +355,10 @@ class Published:
         images are left out and counted. Raises ValueError as ``listing`` does, and if no row is usable.
         """
         return self.screen(most, building).prepare()
+
+    def undecoded(self) -> Cohort:
+        """The records without their images, as for counts. Raises ValueError as ``listing`` does."""
+        return self._prepare(replace(self.listing(), files=None), None, SERIAL, {})[0]
 
     def screen(self, most: int | None = None, building: Building = SERIAL) -> Screened:
         """The reports, searched, before any image is decoded. Raises ValueError as ``prepare`` does."""
@@ -436,6 +451,7 @@ class Published:
             channels=3 if images is not None and self._in_colour else 1,
             subgroups=subgroups,
             subgroup_names=subgroup_names,
+            stored=None if images is None else pick(images.stored),
         )
 
     @property

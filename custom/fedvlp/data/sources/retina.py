@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedvlp.data.report_text import is_missing
-from fedvlp.data.sources.published import read_rows, require_items
+from fedvlp.data.sources.published import Photographs, read_rows, refuse_absent, require_items
 from fedvlp.data.sources.tabular import Film, TabularSource
 
 NAMES = ("Diabetic Retinopathy", "Macular Edema")
@@ -71,7 +71,7 @@ def caption(retinopathy: str, edema: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetinaSource(TabularSource):
+class RetinaSource(TabularSource, Photographs):
     """Base class of collections without published splits: they are drawn, 70/15/15 by patient (spec 10.2)."""
 
     labels: tuple[str, ...] | str = NAMES  # the cohort's labels, in order; names other than these are nan
@@ -145,11 +145,8 @@ class BRSETSource(RetinaSource):
         published = list(read_rows(self.known, self.path, ("image_id", "patient_id", "DR_ICDR", "macular_edema")))
         files = [Path(f"{Path(row['image_id']).name}.jpg") for row in published]
         there = [self.root is None or (Path(self.root) / file).is_file() for file in files]
-        if there.count(False) > max(self.without_file, self.max_missing * len(published)):
-            raise ValueError(
-                f"brset source: {there.count(False)} of {len(published)} images are not under root; at most "
-                f"{self.without_file} rows of the published table have none; max_missing takes a part of it"
-            )
+        if there.count(False) > self.without_file:
+            refuse_absent(self.known, there.count(False), len(published), self.max_missing)
         rows = [(row, file) for row, file, present in zip(published, files, there, strict=True) if present]
         status = grades(self.known, "DR_ICDR", [row["DR_ICDR"] for row, _ in rows], 4)
         edema = grades(self.known, "macular_edema", [row["macular_edema"] for row, _ in rows], 1)
@@ -157,7 +154,7 @@ class BRSETSource(RetinaSource):
             text = caption(ICDR[grade], EDEMA[level])
             yield Film(row["image_id"], file, findings(grade, level), row["patient_id"], report=text)
         for file in (file for file, present in zip(files, there, strict=True) if not present):
-            yield Film(file.stem, file, {}, left_out="no photograph")
+            yield Film(file.stem, file, {}, left_out="image not under root")
 
 
 @dataclass(frozen=True, kw_only=True)

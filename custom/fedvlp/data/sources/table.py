@@ -404,6 +404,7 @@ class TableSource:
             sentences=sentences,
             subgroups=subgroups,
             subgroup_names=subgroup_names,
+            stored=tuple(images.stored[index] for index in numbers),
         )
 
     def _grouping(self, present: set[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Schedules of the learning rate over the rounds of a run."""
+"""How fast and how long sites train in the rounds of a run."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ def cosine(round: int, rounds: int) -> float:
     Loshchilov and Hutter, 2017, https://arxiv.org/abs/1608.03983, eq. 5, without restarts.
     """
     return (1 + math.cos(math.pi * min(1.0, round / rounds))) / 2 if rounds else 1.0
+
+
+def one_pass(records: int, size: int) -> int:
+    """Steps of one pass over the records, without the smaller last batch."""
+    return max(1, records // size)

@@ -1,0 +1,92 @@
+"""Draws docs/pictures/retrieval.png from a run: test images with the reports ranked first, and recall by round.
+
+    fedvlp simulate feddra --sites 2 --set data.size=800 --set rounds.rounds=2 --set method.local_steps=8
+    python studies/programs/retrieval_picture.py runs/feddra/001
+
+`make pictures` runs both. The images are the first of a site's test split whose own report is ranked first or second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvlp.run.compare import FinishedRun
+from fedvlp.run.folder import RunFolder
+
+PICTURE = Path(__file__).parents[2] / "docs" / "pictures" / "retrieval.png"
+SHOWN, REPORTS = 2, 3
+
+
+def main() -> None:
+    from matplotlib import pyplot
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--out", type=Path, default=PICTURE)
+    options = parser.parse_args()
+    folder = RunFolder(options.run)
+    figure, axes = pyplot.subplots(
+        1, 2 * SHOWN + 1, figsize=(13, 2.9), width_ratios=[*(1.0, 1.5) * SHOWN, 1.6], layout="constrained"
+    )
+    for position, (image, reports) in enumerate(retrieved(folder)):
+        axes[2 * position].imshow(image, cmap="gray", vmin=0, vmax=255)
+        axes[2 * position].axis("off")
+        write(axes[2 * position + 1], reports)
+    curves(axes[-1], folder)
+    figure.savefig(options.out, dpi=110, facecolor="white")
+
+
+def retrieved(folder: RunFolder) -> list[tuple[np.ndarray, list[tuple[str, bool]]]]:
+    """Images [S, S], each with the reports ranked first and whether a report is its own."""
+    run = FinishedRun(folder, "run")
+    vectors = run.embedded(*run.trained())
+    site = next(iter(vectors))
+    image, text = vectors[site]
+    cohort = run.assembly.cohort
+    rows = cohort.rows("test", site)[: len(image)]
+    order = (image @ text.T).argsort(dim=1, descending=True)  # [n, n]
+    found = []
+    for query in range(len(rows)):
+        ranked = order[query].tolist()
+        if ranked.index(query) < 2:
+            reports = [(cohort.reports[rows[other]], other == query) for other in ranked[:REPORTS]]
+            found.append((cohort.images(rows[query : query + 1])[0], reports))
+        if len(found) == SHOWN:
+            break
+    return found
+
+
+def write(axis: Any, reports: list[tuple[str, bool]]) -> None:
+    """The reports below each other; the image's own is bold."""
+    axis.axis("off")
+    axis.set_title("reports ranked first (green: its own)", fontsize=9, loc="left")
+    y = 0.98
+    for rank, (report, own) in enumerate(reports, 1):
+        lines = textwrap.wrap(report, 40)[:4]
+        said = "\n".join(lines)
+        weight, colour = ("bold", "tab:green") if own else ("normal", "0.25")
+        axis.text(0, y, f"{rank}. {said}", va="top", fontsize=8, weight=weight, color=colour, transform=axis.transAxes)
+        y -= 0.072 * len(lines) + 0.06
+
+
+def curves(axis: Any, folder: RunFolder) -> None:
+    """Validation R@1 of every site over the rounds."""
+    sites: dict[str, list[float]] = {}
+    evaluated = [record for record in folder.history() if any("val/mean/r1" in one for one in record["sites"].values())]
+    for record in evaluated:
+        for site, metrics in record["sites"].items():
+            sites.setdefault(site, []).append(metrics["val/mean/r1"])
+    for site, values in sites.items():
+        axis.plot(range(len(values)), values, marker="o", label=site)
+    axis.axhline(100 / 32, color="0.6", linestyle=":", label="chance")
+    axis.set(xlabel="round", ylabel="R@1, %", title="validation, 32 candidates", xticks=range(len(evaluated)))
+    axis.legend(frameon=False, fontsize=8)
+
+
+if __name__ == "__main__":
+    main()
