@@ -39,7 +39,7 @@ from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.evaluation.linear_probe import LinearProbe, Sample, areas_of, fit, task_of
 from fedvlp.evaluation.retrieval import EVERYTHING, WITHIN, embed, recall_rows
 from fedvlp.evaluation.zero_shot import class_scores, embedded_texts, prompts
-from fedvlp.methods.fedcca import before_heads
+from fedvlp.methods.fedcca import before_heads, heads, moments_of_features
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.cell_results import Figures, Table
@@ -51,8 +51,9 @@ from studies.claims.ledger import seeded
 from studies.claims.scenario import Scenario, cells_of
 
 ROOT = Path(__file__).parents[2]
-STEPS_FROM_CCA = "fedcca-then-steps-real"
-METHODS = ("local-real", "fedavg-real", "feddra-real", "central-real", "fedcca-real", STEPS_FROM_CCA)
+CCA, STEPS_FROM_CCA = "fedcca-real", "fedcca-then-steps-real"
+ALONE = ", alone by closed form"
+METHODS = ("local-real", "fedavg-real", "feddra-real", "central-real", CCA, STEPS_FROM_CCA)
 SOURCES = ("eurorad", "journals", "radiopaedia", "sirm")
 KS = (1, 5)
 SHOTS, DRAWS = (5, 20), 3
@@ -100,12 +101,15 @@ def figures(folder: RunFolder) -> Figures:
     if left:
         return _of_left_out(folder, left)
     trained = Trained(folder)
-    return {
-        **_recalls(trained),
-        **_areas(trained),
-        "membership": _membership(trained),
-        "processor s": _seconds(folder),
-    }
+    found = {**_of_models(trained), "processor s": _seconds(folder)}
+    if trained.run.experiment.name == CCA:  # what each site would have by its own moments
+        trained.solve_alone()
+        found |= {f"{name}{ALONE}": value for name, value in _of_models(trained).items()}
+    return found
+
+
+def _of_models(trained: Trained) -> Figures:
+    return {**_recalls(trained), **_areas(trained), "membership": _membership(trained)}
 
 
 class Trained:
@@ -123,14 +127,27 @@ class Trained:
         self.client.load({name: weights[name] for name in self.client.state()})
         return self.client.model.eval()
 
+    def pairs(self, split: str, site: str) -> tuple[Tensor, Tensor]:
+        """Features of a site's pairs of a split: images [n, W], reports [n, V]."""
+        cohort = self.run.assembly.cohort
+        halves = zip(*(self.features[cohort.ids[row]] for row in cohort.rows(split, site)), strict=True)
+        image, text = (torch.stack(half) for half in halves)
+        return image, text
+
+    def solve_alone(self) -> None:
+        """Gives every site the heads of FedCCA's closed form from its own training pairs."""
+        for site in self.run.data:
+            image, text = (half.double() for half in self.pairs("train", site))
+            solved = heads(self.run.experiment.method, moments_of_features(image, text), self.state)  # type: ignore[arg-type]
+            self.own = {**self.own, site: {**self.state, **solved}}
+
     @torch.no_grad()
     def vectors(self, split: str) -> dict[str, tuple[Tensor, Tensor]]:
         """Site -> unit vectors of its pairs of a split."""
-        cohort, found = self.run.assembly.cohort, {}
+        found = {}
         for site in self.run.data:
             model = self.heads(site)
-            ids = [cohort.ids[row] for row in cohort.rows(split, site)]
-            image, text = (torch.stack(halves) for halves in zip(*(self.features[one] for one in ids), strict=True))
+            image, text = self.pairs(split, site)
             found[site] = F.normalize(model.image_head(image), dim=1), F.normalize(model.text_head(text), dim=1)
         return found
 
@@ -342,10 +359,16 @@ def shown(rows: Table, method: str, figure: str) -> str:
 
 
 def apart(rows: Table, method: str, figure: str) -> str:
-    """FedDRA's figure less another method's, with its interval."""
-    if method == "feddra-real" or not rows.has(method, figure):
+    """The closed form's figure minus another method's, with its interval."""
+    return str(over_seeds(rows.difference(CCA, method, figure))) if rows.has(method, figure) else ""
+
+
+def over_alone(rows: Table, figure: str) -> str:
+    """The closed form of all sites minus each site's own."""
+    if not rows.has(CCA, f"{figure}{ALONE}"):
         return ""
-    return str(over_seeds(rows.difference("feddra-real", method, figure)))
+    pairs = zip(rows.values(CCA, figure), rows.values(CCA, f"{figure}{ALONE}"), strict=True)
+    return str(over_seeds([ours - own for ours, own in pairs]))
 
 
 def main() -> None:
@@ -378,10 +401,29 @@ def retrieval(rows: Table) -> str:
     body = [[method, *(shown(rows, method, one) for one in columns)] for method in METHODS]
     for what in ("chance", "oracle"):
         body.append([what, *(shown(rows, METHODS[0], f"{one}, {what}") for one in columns)])
+    body.append([f"local{ALONE[1:]}", *(shown(rows, CCA, f"{one}{ALONE}") for one in columns)])
     pairs = shown(rows, METHODS[0], "test pairs")
-    lines = [table(["method", *columns], body), f"\nTest pairs: {pairs}. FedDRA less another, 95 %:\n"]
-    others = [[method, *(apart(rows, method, one) for one in columns)] for method in METHODS if method != "feddra-real"]
-    return "\n".join([*lines, table(["method", *columns], others)])
+    others = [method for method in METHODS if method != CCA]
+    by_site = [f"{site}, R@1" for site in SOURCES]
+    return "\n".join([
+        table(["method", *columns], body),
+        f"\nTest pairs: {pairs}. {CCA} minus another, 95 %:\n",
+        table(
+            ["method", *columns],
+            [
+                *([one, *(apart(rows, one, column) for column in columns)] for one in others),
+                [f"local{ALONE[1:]}", *(over_alone(rows, column) for column in columns)],
+            ],
+        ),
+        "\nWithin each source:\n",
+        table(
+            ["method", *by_site],
+            [
+                *([one, *(shown(rows, one, column) for column in by_site)] for one in METHODS),
+                [f"local{ALONE[1:]}", *(shown(rows, CCA, f"{column}{ALONE}") for column in by_site)],
+            ],
+        ),
+    ])  # fmt: skip
 
 
 def classification(rows: Table) -> str:
@@ -392,6 +434,7 @@ def classification(rows: Table) -> str:
     for method in METHODS:
         figures = [*(f"{one}, head" for one in columns), "membership", "processor s"]
         body.append([method, *(shown(rows, method, one) for one in figures)])
+    body.append([f"local{ALONE[1:]}", *(shown(rows, CCA, f"{one}{ALONE}") for one in figures)])
     return table(["AUROC", *columns, "membership", "processor s"], body)
 
 

@@ -246,12 +246,24 @@ def test_the_probe_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "fraction", "rows"),
-    [(4, 0.1, 4), (12, 0.1, 12), (15, 0.1, 12), (19, 0.1, 16), (100, 0.1, 16), (100, 0.5, 48), (103, 1.0, 100)],
+    ("count", "fraction", "most", "rows"),
+    [
+        (4, 0.1, 0, 4),
+        (12, 0.1, 0, 12),
+        (15, 0.1, 0, 12),
+        (19, 0.1, 0, 16),
+        (100, 0.1, 0, 16),
+        (100, 0.5, 0, 48),
+        (103, 1.0, 0, 100),
+        (100, 1.0, 30, 28),
+        (100, 0.2, 30, 20),
+        (100, 1.0, 3, 16),
+        (20, 1.0, 30, 20),
+    ],
 )
-def test_the_probe_uses_a_fixed_part_in_whole_batches(count: int, fraction: float, rows: int) -> None:
-    """floor(fraction * count) records, but of four batches where there are so many; no short last batch."""
-    method = RobustWeights(dro_fraction=fraction, dro_batch=4)
+def test_the_probe_uses_a_fixed_part_in_whole_batches(count: int, fraction: float, most: int, rows: int) -> None:
+    """floor(fraction * count) records, at most so many, but four batches where there are so many; no short last one."""
+    method = RobustWeights(dro_fraction=fraction, dro_records=most, dro_batch=4)
     drawn = []
     for round in (0, 5):
         torch.manual_seed(round)
@@ -363,6 +375,7 @@ def test_memory_survives_a_restart(tmp_path: Any) -> None:
     [
         {"gamma": -1.0}, {"rho": -0.1}, {"rho": math.nan}, {"divergence": "chi"}, {"projection": "l2"},
         {"dro_apply": "weights"}, {"dro_fraction": 0.0}, {"dro_fraction": 1.1}, {"dro_batch": 1}, {"loss_cap": 0.0},
+        {"dro_records": -1},
         {"loss_cap": math.nan}, {"weighting": "none"},
     ],
 )  # fmt: skip

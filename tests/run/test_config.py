@@ -114,7 +114,8 @@ def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
 CHANGED = {  # a valid other value, where adding one or a half is none
     "norm_statistics": "site",
     "method.weighting": "samples", "method.divergence": "kl", "method.projection": "kl", "method.dro_apply": "loss",
-    "method.dro_fraction": "0.2", "method.constraint_reduction": "mean_dim", "model.image_tower": "x",
+    "method.dro_fraction": "0.2", "method.constraint_rows": "0.5",
+    "method.constraint_reduction": "mean_dim", "model.image_tower": "x",
     "model.text_tower": "x", "model.text_layers": "3", "model.in_channels": "3", "model.head_norm": "none",
     "model.alignment": "false", "model.gradient_checkpointing": "true", "objective.reduction": "mean",
     "model.adapters": "lora", "model.adapter_layers": "attention",

@@ -154,6 +154,11 @@ def moments(client: Client) -> State:
     if not features:
         return moments_of(client.state())
     image, text = (torch.cat(of_modality) for of_modality in zip(*features, strict=True))
+    return moments_of_features(image, text)
+
+
+def moments_of_features(image: Tensor, text: Tensor) -> State:
+    """Step 1 for float64 features image [n, W] and text [n, V] of n > 0 pairs."""
     image_mean, text_mean = image.mean(dim=0), text.mean(dim=0)
     x, t = image - image_mean, text - text_mean  # [n, W], [n, V]
     n = len(x)

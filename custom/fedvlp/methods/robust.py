@@ -51,6 +51,7 @@ class RobustWeights(Method):
     dro_apply: str = "lr"  # what N*w_i scales: lr (eta w_i in the paper), loss (released code: a no-op under AdamW),
     #                        aggregate (the server's mean)
     dro_fraction: float = 1.0  # share of a site's training records on which v_i is measured (released code: 0.1)
+    dro_records: int = 0  # v_i is measured on at most so many records; 0: however many
     dro_batch: int = 32  # the same at every site: the contrastive loss contains log B
     loss_cap: float = 100.0  # a larger reported v_i counts as this
 
@@ -62,6 +63,7 @@ class RobustWeights(Method):
         require(self.projection in ("euclid", "kl"), f"projection is {self.projection!r}; choose euclid or kl")
         require(self.dro_apply in ACTIONS, f"dro_apply is {self.dro_apply!r}; choose one of {', '.join(ACTIONS)}")
         require(0 < self.dro_fraction <= 1, f"dro_fraction is {self.dro_fraction}; it must be in (0, 1]")
+        require(self.dro_records >= 0, f"dro_records is {self.dro_records}; 0 = however many")
         require(self.dro_batch >= 2, f"dro_batch is {self.dro_batch}; a contrastive batch needs at least 2")
         require(self.loss_cap > 0, f"loss_cap is {self.loss_cap}; it must be positive")
 
@@ -108,13 +110,15 @@ class RobustWeights(Method):
     def probe(self, client: Client, message: Broadcast) -> dict[str, float]:
         """v_i: mean hardness of the received model over batches of the training records, and its standard error.
 
-        The records are a fixed ``dro_fraction``, of at least ``LEAST_BATCHES`` batches (spec 3.6, Z4). v_i is nan at a
-        site with fewer records than one batch of ``dro_batch``; a single batch has no standard error.
+        The records are a fixed ``dro_fraction`` and at most ``dro_records``, of at least ``LEAST_BATCHES`` batches
+        (spec 3.6, Z4). v_i is nan at a site with fewer records than one batch of ``dro_batch``; a single batch has no
+        standard error.
         """
         count = client.data.num_train
         if count < self.dro_batch:
             return {HARDNESS: math.nan}
-        wanted = max(LEAST_BATCHES * self.dro_batch, math.floor(self.dro_fraction * count))
+        wanted = min(math.floor(self.dro_fraction * count), self.dro_records or count)
+        wanted = max(LEAST_BATCHES * self.dro_batch, wanted)
         generator = torch.Generator().manual_seed(seed(client.seed, client.name, "dro"))
         rows = torch.randperm(count, generator=generator)[:wanted]
         batches = client.data.batches("train", self.dro_batch, drop_last=True, rows=rows)
