@@ -30,7 +30,7 @@ sys.path.append(str(Path(__file__).parent))
 from support.simulator import REPEATED
 
 from fedvlp.data.cohort import Cohort
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 
 gc.disable()  # until every file is collected: what they import stays, and looking through it is a third of the time
 atexit.register(gc.unfreeze)

@@ -20,7 +20,7 @@ from support.checkout import copied
 
 from fedvlp import cli
 from fedvlp.cli import laboratory
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.flare.jobs import write_job
 from fedvlp.run import presets

@@ -19,18 +19,18 @@ import pytest
 from support.rooms import BELOW
 
 from fedvlp.core.method import Method, Schedule, ServerHooks, SiteHooks
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.latent import LatentCohort
 from fedvlp.evaluation.linear_probe import LinearProbe
+from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.evaluation.segmentation import Segmentation
-from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.evaluation.vqa import VQA
 from fedvlp.evaluation.zero_shot import ZeroShot
 from fedvlp.methods import METHODS
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.multimodal import MultimodalClassifier, MultimodalConfig
 from fedvlp.models.selector import Selector, SelectorConfig, TextFusion
-from fedvlp.objectives import OBJECTIVES, bce, convirt, creamfl, gloria, medclip, mgca
+from fedvlp.objectives import OBJECTIVES, bce, convirt, creamfl_tasks, gloria, medclip, mgca
 from fedvlp.run.experiment import Partition
 from fedvlp.training.config import Training
 
@@ -237,7 +237,7 @@ CONFIGURED = {base.__name__: base for kind in SELECTED for base in kind.__mro__ 
 USERS = CONFIGURED | {
     kind.__name__: kind
     for kind in (
-        DualEncoder, MultimodalClassifier, Selector, TextFusion, bce.BCE, convirt.ConVIRT, creamfl.CreamFLTask,
+        DualEncoder, MultimodalClassifier, Selector, TextFusion, bce.BCE, convirt.ConVIRT, creamfl_tasks.CreamFLTask,
         gloria.GLoRIA, medclip.MedCLIP, mgca.MGCA,
     )
 }  # fmt: skip

@@ -22,7 +22,7 @@ from support.plugins import fresh
 from support.simulator import assert_same_metrics
 from typer.testing import CliRunner
 
-from fedvlp.cli import app, new
+from fedvlp.cli import app, new_command
 from fedvlp.core.types import VLOutput
 from fedvlp.data.report_text import clean_report
 from fedvlp.run import plugins, presets
@@ -57,7 +57,7 @@ def test_the_page_has_a_file_of_every_kind(tmp_path: Path) -> None:
 def test_the_method_is_the_one_that_the_command_writes(tmp_path: Path) -> None:
     CliRunner().invoke(app, ["new", "method", "my-method", "--into", str(tmp_path)], catch_exceptions=False)
     assert (tmp_path / "my_method.py").read_text() == FILES["my_method.py"] == (
-        new.TEMPLATES / "my_method.py.txt"
+        new_command.TEMPLATES / "my_method.py.txt"
     ).read_text()  # fmt: skip
 
 

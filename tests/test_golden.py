@@ -12,7 +12,7 @@ from support import golden
 from support.cases import cases
 from support.golden import RELATIVE, Figures, Tolerances, differences, figures
 
-from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.flare.jobs import COMMITTED
 from fedvlp.run import presets
 from fedvlp.run.config import override

@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # what __getattr__ finds, for type checkers and editors
     from fedvlp.run.experiment import Experiment as Experiment
     from fedvlp.run.experiment import Partition as Partition
     from fedvlp.run.folder import RunFolder as RunFolder
+    from fedvlp.run.model_use import load_model as load_model
     from fedvlp.run.simulate import simulate as simulate
-    from fedvlp.run.trained import load_model as load_model
     from fedvlp.training.config import Training as Training
 
 __version__ = "0.1.0"

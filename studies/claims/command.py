@@ -37,7 +37,7 @@ def claims(
 
     from fedvlp.cli.tables import plain_table, upright
     from fedvlp.core.checkpoint import save_text
-    from fedvlp.run.cell_table import origin
+    from fedvlp.run.cell_results import origin
     from fedvlp.run.cells import measured
     from fedvlp.run.config import choose
     from studies.claims.ledger import PAPERS, SCENARIOS

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from fedvlp.evaluation.distortion import MEAN
-from fedvlp.run.cell_table import Figures
+from fedvlp.run.cell_results import Figures
 from fedvlp.run.evaluate import Choices, distort
 from fedvlp.run.folder import RunFolder
 

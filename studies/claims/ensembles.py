@@ -9,13 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from fedvlp.evaluation.metric_names import recall_at
-from fedvlp.evaluation.retrieval import retrieval
-from fedvlp.evaluation.site_metrics import embed
+from fedvlp.evaluation.retrieval import embed, retrieval
 from fedvlp.methods.ensemble import MODEL
 from fedvlp.methods.math.contrast import representations
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_table import Figures
+from fedvlp.run.cell_results import Figures
 from fedvlp.run.folder import RunFolder
 
 HELD_OUT = ("val", "test")

@@ -10,7 +10,7 @@ from fedvlp.core.client import Client
 from fedvlp.core.types import MODALITIES
 from fedvlp.data.loader import SiteData
 from fedvlp.data.synthetic.cases import FINDINGS, LABEL_SETS
-from fedvlp.data.synthetic.cohort import COHORTS
+from fedvlp.data.synthetic.drawn_cohort import COHORTS
 from fedvlp.data.synthetic.latent import LatentCohort
 from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.classification import auc, predict
@@ -18,7 +18,7 @@ from fedvlp.evaluation.zero_shot import GLOBAL, SELECTED
 from fedvlp.methods import Centralized, FedAvg, FedDRA, FedRGB, Local
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_table import Figures
+from fedvlp.run.cell_results import Figures
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import summary

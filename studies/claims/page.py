@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 from fedvlp.evaluation.intervals import Interval, over_seeds
 from fedvlp.report import html
-from fedvlp.run.cell_table import NotRunError, Table, origin
+from fedvlp.run.cell_results import NotRunError, Table, origin
 from studies.claims.scenario import Claim, Precondition, Scenario, verdict
 
 INVALID, MISSING = "not ranked", "not run"

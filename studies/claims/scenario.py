@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from fedvlp.evaluation.intervals import Interval
-from fedvlp.run.cell_results import on_device
-from fedvlp.run.cell_table import Figures, Table
+from fedvlp.run.cell_results import Figures, Table, on_device
 from fedvlp.run.cells import Cells
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.evaluation import site_selection
-from fedvlp.evaluation.prompts import PROMPTS
-from fedvlp.evaluation.zero_shot import GLOBAL, MEAN, SELECTED
+from fedvlp.evaluation.zero_shot import GLOBAL, MEAN, PROMPTS, SELECTED
 from fedvlp.models.selector import EMBEDDINGS, SelectorConfig
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_table import Figures
+from fedvlp.run.cell_results import Figures
 from fedvlp.run.evaluate import EVALUATIONS, Choices
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder

@@ -18,32 +18,31 @@ broadcast is whole, in float32, so a run of one round saves less than a longer o
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from bytes import on_socket
-from common import machine, say, table
+from common import command_line, machine, mean_sd, say, table
 from torch import Tensor, nn
 
+from fedvlp.cli.overrides import seeds_of
 from fedvlp.core.client import named_state
 from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.data.cohort import SPLITS
 from fedvlp.data.loader import SiteData
 from fedvlp.evaluation.intervals import over_seeds
-from fedvlp.evaluation.site_metrics import embed
+from fedvlp.evaluation.retrieval import embed
 from fedvlp.federation.codec import Wire
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import save_initial
 from fedvlp.run import presets
-from fedvlp.run.cell_results import spent
-from fedvlp.run.cell_table import Figures
+from fedvlp.run.cell_results import Figures, spent
 from fedvlp.run.cells import measured
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
@@ -167,7 +166,7 @@ def sockets(rank: int, rounds: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", default="0-2", help="FIRST-LAST")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--rank", type=int, default=8)
@@ -183,7 +182,6 @@ def main() -> None:
         counted = sockets(options.rank, options.rounds)
         print(f"\nTwo sites, rounds: {options.rounds}, rank {options.rank}\n\n{counted}\n")
         return
-    first, _, last = options.seeds.partition("-")
     say({**machine(), **vars(options)})
     scenario = Scenario(
         "quick" if options.quick else "adapters",
@@ -198,7 +196,7 @@ def main() -> None:
     if unknown := set(options.only or ()) - set(names):
         parser.error(f"--only {', '.join(sorted(unknown))}: choose from {', '.join(names)}")
     names = [name for name in names if name == FULL or not options.only or name in options.only]
-    cells = cells_of(scenario, names, range(int(first), int(last or first) + 1))
+    cells = cells_of(scenario, names, seeds_of(options.seeds))
     rows = measured(
         scenario,
         cells,
@@ -211,10 +209,7 @@ def main() -> None:
     body = []
     for name in names:
         values = {figure: rows.values(name, figure) for figure in (*judged, "bytes")}
-        shown = [
-            f"{fmean(values[figure]):.1f} ({stdev(values[figure]) if len(values[figure]) > 1 else 0:.1f})"
-            for figure in judged
-        ]
+        shown = [mean_sd(values[figure]) for figure in judged]
         apart = ["" if name == FULL else str(over_seeds(rows.difference(name, FULL, figure))) for figure in judged]
         body.append([name, *shown, *apart, f"{fmean(values['bytes']) / MIB:.0f}"])
     columns = ["average", "worst", *(f"fresh, of {among}" for among in AMONG)]

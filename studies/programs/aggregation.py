@@ -20,7 +20,6 @@ models. Last, the error against a float64 reference, small model and large.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
@@ -29,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import fresh_peak, interleaved, machine, peak, rounded, say, spread, table
+from common import command_line, fresh_peak, interleaved, machine, peak, rounded, say, spread, table
 from torch import Tensor
 
 from fedvlp.core.aggregation import StreamingMean
@@ -187,7 +186,7 @@ def exactness(named: dict[str, tuple[int, ...]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0: torch's own choice, the cores")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")

@@ -13,16 +13,16 @@ Stopped and started again, it goes on with the next run.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from common import machine, say, table
+from common import command_line, machine, say, table
 from real_towers import experiments
 
+from fedvlp.cli.overrides import seeds_of
 from fedvlp.evaluation.audit.canaries import MEMORISED, PLANTED, UNSEEN
 from fedvlp.evaluation.audit.gradients import GRADIENT
 from fedvlp.evaluation.audit.membership import Membership
@@ -30,7 +30,7 @@ from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.run import audit as audits
 from fedvlp.run import presets
 from fedvlp.run.audit import Audit
-from fedvlp.run.audit_representations import SENT
+from fedvlp.run.audit_updates import SENT
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
@@ -137,7 +137,7 @@ TABLES: tuple[tuple[str, tuple[str, ...], Callable[[Audit], list[str]]], ...] = 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--presets", default=PRESETS)
     parser.add_argument("--seeds", default="0", help="FIRST-LAST, or one")
     parser.add_argument("--invert", type=float, default=60.0, help="seconds for drawing films from a gradient")
@@ -146,8 +146,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round: does everything run?")
     options = parser.parse_args()
     say({**machine(), **vars(options)})
-    first, _, last = options.seeds.partition("-")
-    seeds = range(int(first), int(last or first) + 1)
+    seeds = seeds_of(options.seeds)
     found: dict[tuple[str, int], Audit] = {}
     for name, seed in product(options.presets.split(","), seeds):
         root = options.runs / f"{'quick-' * options.quick}seed-{seed}"

@@ -20,7 +20,6 @@ Codec: milliseconds, and times a copy of the same float32 tensors into touched m
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -33,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import interleaved, machine, rounded, say, table
+from common import command_line, interleaved, machine, mean_sd, rounded, say, table
 from echo import EchoModel
 
 from fedvlp.core.checkpoint import load_tensors, save_tensors
@@ -41,8 +40,7 @@ from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.core.types import Broadcast, Reply, State, Update, group
 from fedvlp.data.cohort import SPLITS
 from fedvlp.evaluation.metric_names import recall_at
-from fedvlp.evaluation.retrieval import in_batch_retrieval
-from fedvlp.evaluation.site_metrics import embed
+from fedvlp.evaluation.retrieval import embed, in_batch_retrieval
 from fedvlp.federation.codec import PLAIN, Wire, cast, dequantise, quantise, widen
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation
@@ -234,15 +232,12 @@ def recall(out: Path, seeds: int, rounds: int, steps: int, size: int, fresh: int
                 results.setdefault((method, option), []).append(measured)
                 say({"method": method, "option": option, "seed": seed, **measured})
     for (method, option), runs in results.items():
-        cells = [spread([run[f"R@{k}"] for run in runs]) for k in (1, 5)]
+        cells = [mean_sd([run[f"R@{k}"] for run in runs], 2) for k in (1, 5)]
         plain = results[method, "float32"]
-        paired = [spread([run[f"R@{k}"] - one[f"R@{k}"] for run, one in zip(runs, plain, strict=True)]) for k in (1, 5)]
+        paired = [
+            mean_sd([run[f"R@{k}"] - one[f"R@{k}"] for run, one in zip(runs, plain, strict=True)], 2) for k in (1, 5)
+        ]
         yield [method, option, *cells, *paired]
-
-
-def spread(values: list[float]) -> str:
-    """Mean and standard deviation."""
-    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values) if len(values) > 1 else 0:.2f}"
 
 
 def speed(count: int) -> Iterator[list[str]]:
@@ -271,7 +266,7 @@ def speed(count: int) -> Iterator[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", choices=["traffic", "scale", "recall", "speed"])
     parser.add_argument("--out", type=Path, default=Path("build/bytes"), help="where finished recall runs are noted")

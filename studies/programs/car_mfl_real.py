@@ -13,7 +13,6 @@ Six rounds of ten steps of 16 records on 64-pixel films: about five CPU minutes.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import tempfile
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import machine, rounded, say
+from common import command_line, machine, rounded, say
 
 from fedvlp.core.metric_names import loss
 from fedvlp.data.cohort import PUBLIC, Cohort
@@ -150,7 +149,7 @@ def measure(experiment: Experiment) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--data", default=str(Path(__file__).parents[2] / "shared" / "data"))
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--quick", action="store_true")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import os
@@ -41,6 +42,11 @@ def _lines(path: str) -> list[str]:
         return []
 
 
+def command_line(text: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is the program's own docstring."""
+    return argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
 def say(row: Mapping[str, Any]) -> None:
     """One JSON line; floats with five significant digits."""
     print(json.dumps(row, default=str), flush=True)
@@ -58,6 +64,12 @@ def spread(values: Sequence[float]) -> dict[str, float]:
         "min": rounded(min(values)),
         "max": rounded(max(values)),
     }
+
+
+def mean_sd(values: Sequence[float], digits: int = 1) -> str:
+    """Mean and sample standard deviation, over seeds or runs; of a single one the mean alone."""
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
 def interleaved(

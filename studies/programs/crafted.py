@@ -9,7 +9,6 @@ out.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from common import machine, say
+from common import command_line, machine, say
 
 from fedvlp.core.crafted import Start, check_crafted, start_of
 from fedvlp.core.types import Broadcast, Update
@@ -84,7 +83,7 @@ def run(preset: str, seed: int, rate: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--runs", type=int, default=200)
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -34,12 +34,12 @@ from torch.nn import functional as F
 from fedvlp.core.types import MODALITIES
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.evaluation.intervals import over_seeds
-from fedvlp.evaluation.site_metrics import embed
+from fedvlp.evaluation.retrieval import embed
 from fedvlp.methods.ensemble import as_represented, squared_distance
 from fedvlp.methods.math.contrast import contrast_scores
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_table import Figures, Table, origin
+from fedvlp.run.cell_results import Figures, Table, origin
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from studies.claims import ensembles

@@ -15,7 +15,6 @@ the classes. About five CPU minutes.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import tempfile
 from collections.abc import Iterable
@@ -25,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import machine, rounded, say, table
+from common import command_line, machine, rounded, say, table
 
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources.table import TableSource
@@ -157,7 +156,7 @@ def lung_rows(models: dict[str, Any], root: Path, scratch: Path, seeds: tuple[in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--data", default=str(Path(__file__).parents[2] / "shared" / "data"))
     parser.add_argument("--model", action="append", default=[], help="a run or a model folder")
     parser.add_argument("--seeds", type=int, default=3)

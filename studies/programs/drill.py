@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from common import machine, rounded, say, table
+from common import command_line, machine, rounded, say, table
 from drill_job import NOTES, SERVER, DrillModel, answer, digest
 from link import Link, Links
 
@@ -276,7 +276,7 @@ def drilled(chosen: argparse.Namespace, sites: tuple[str, ...], part: float) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--megabytes", type=float, default=834)
     parser.add_argument("--megabit", type=float, default=20)
     parser.add_argument("--sites", type=int, default=3)

@@ -8,16 +8,15 @@ The baseline is what the reference implementations do: 60 halvings of the multip
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+from common import command_line, interleaved
 
 from fedvlp.methods.math.dro import divergence, dro_weights
 
@@ -48,19 +47,8 @@ def bisection(weights: np.ndarray, losses: np.ndarray, ball: str) -> np.ndarray:
     return candidate(low)
 
 
-def interleaved(variants: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """Median milliseconds of each variant, run A B C A B C; the first round is thrown away."""
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(repetitions + 1):
-        for name, variant in variants.items():
-            began = time.perf_counter()
-            variant()
-            times[name].append(1e3 * (time.perf_counter() - began))
-    return {name: statistics.median(values[1:]) for name, values in times.items()}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[5, 1_000, 100_000, 1_000_000])
     parser.add_argument("--repetitions", type=int, default=7)
     options = parser.parse_args()
@@ -71,7 +59,8 @@ def main() -> None:
             f"{ball}/{near}": partial(dro_weights, weights, losses, GAMMA, RHO, ball, near) for ball, near in pairs
         }
         variants |= {f"bisection {ball}": partial(bisection, weights, losses, ball) for ball in ("chi2", "kl")}
-        milliseconds = interleaved(variants, options.repetitions)
+        seconds = interleaved(variants, options.repetitions)
+        milliseconds = {name: 1e3 * statistics.median(times) for name, times in seconds.items()}
         for ball, near in pairs:
             name, point = f"{ball}/{near}", dro_weights(weights, losses, GAMMA, RHO, ball, near)
             row: dict[str, object] = {"clients": count, "variant": name, "ms": round(milliseconds[name], 4)}

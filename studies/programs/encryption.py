@@ -9,11 +9,10 @@ The row "x 86.6 / n" is the measured time scaled to a ViT-B/16 of 86.6 million v
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import torch
-from common import machine, rounded, say, table
+from common import command_line, machine, rounded, say, table
 from nvflare.lighter.impl.he import HEBuilder
 
 from fedvlp.flare.encryption import Cipher
@@ -54,7 +53,7 @@ def measure(name: str, count: int, sites: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--millions", type=float, default=4.0, help="values of an update, in millions")
     parser.add_argument("--sites", type=int, default=3)
     parser.add_argument("--only", choices=PARAMETERS)

@@ -29,7 +29,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from common import machine, rounded, say, spread, table
+from common import command_line, machine, rounded, say, spread, table
 from gpu_trace import Trace, traced
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -42,7 +42,7 @@ from fedvlp.core.device import moved, to_host
 from fedvlp.core.types import Broadcast
 from fedvlp.data import loader
 from fedvlp.data.loader import SiteData
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation.retrieval import ranks
 from fedvlp.methods import FedAvg
 from fedvlp.methods.math.contrast import inter_contrast
@@ -454,7 +454,7 @@ def shown(name: str, piece: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="+", choices=list(PIECES), default=list(PIECES))

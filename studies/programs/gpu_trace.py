@@ -15,7 +15,6 @@ the line. The trace is the Chrome trace format of the first case and of the slow
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -32,7 +31,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from common import machine, rounded, say, table
+from common import command_line, machine, rounded, say, table
 
 from fedvlp.federation.site import Site
 from fedvlp.training.step import Stepper
@@ -374,7 +373,7 @@ def recorded(rounds: int, quick: bool) -> list[Any]:
     sys.path.append(str(Path(__file__).parents[2] / "tests"))
     from support import pretend_device, pretend_streams
 
-    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
     from fedvlp.models.dual_encoder import ModelConfig
     from fedvlp.run import presets
     from fedvlp.run.folder import RunFolder
@@ -431,7 +430,7 @@ CASES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--recorded", type=int, default=3, help="rounds that are computed; the last one is repeated")
     parser.add_argument("--trace", type=Path, default=Path("gpu-trace.json"))

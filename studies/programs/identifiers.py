@@ -16,7 +16,6 @@ its entities counted as the kind they mean. ``--quick`` plants 5 of each kind in
 
 from __future__ import annotations
 
-import argparse
 import random
 import time
 from collections import Counter
@@ -24,12 +23,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common import machine, rounded, say
+from common import command_line, machine, rounded, say
 from scipy.stats import binomtest
 
 from fedvlp.data.deid import spans
 from fedvlp.data.sources.openi import OpenISource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 
 FIRST = ("Anna", "James", "María", "Wei", "Fatima", "Jean-Luc", "Olga", "Thomas", "Aisha", "Élise")
 LAST = ("Ferreira", "Smith", "O'Neill", "Nowak", "García", "van der Berg", "McAllister", "Øster", "Patel", "Li")
@@ -305,7 +304,7 @@ def _words(reports: Iterable[str], alarms: Iterable[Sequence[Span]]) -> list[tup
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--openi", help="NLMCXR_reports.tgz; default: the built-in cohort's reports")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--each", type=int, default=50, help="identifiers of each kind")

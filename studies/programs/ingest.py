@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from common import interleaved, machine, rounded, say, spread, table
+from common import command_line, interleaved, machine, rounded, say, spread, table
 from echo import Echo, EchoModel
 from nvflare.fuel.f3.cellnet.cell import Cell
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
@@ -102,7 +102,7 @@ class Processors:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--megabytes", type=float, default=834)
     parser.add_argument("--pieces", type=int, nargs="+", default=[8, 32, 128])
     parser.add_argument("--repetitions", type=int, default=3)

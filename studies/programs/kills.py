@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from common import machine, say, table
+from common import command_line, machine, say, table
 
 from fedvlp.flare.job_status import session
 from fedvlp.flare.jobs import write_job
@@ -190,7 +190,7 @@ class Provisioned:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--simulator", type=int, default=2)
     parser.add_argument("--provisioned", type=int, default=6)

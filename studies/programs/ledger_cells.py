@@ -13,12 +13,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from common import say
+from common import command_line, say
 
 from fedvlp.cli.overrides import seeds_of
 from fedvlp.evaluation.intervals import over_seeds
-from fedvlp.run.cell_results import CellResults
-from fedvlp.run.cell_table import Figures, NotRunError, Table
+from fedvlp.run.cell_results import CellResults, Figures, NotRunError, Table
 from fedvlp.run.cells import measured
 from fedvlp.run.experiment import Experiment
 from studies.claims.scenario import Scenario, cells_of
@@ -28,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 def parser_of(text: str | None, seeds: str) -> argparse.ArgumentParser:
     """A parser with the options of :func:`finished`."""
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(text)
     parser.add_argument("--seeds", default=seeds, help="FIRST-LAST")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time; 0: only shows what has finished")
     parser.add_argument("--device", default="", help="cpu, cuda or auto; default: as the ledger")

@@ -17,7 +17,6 @@ and 5 minutes for all but the first.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import multiprocessing
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import fresh_peak, machine, peak, rounded, say
+from common import command_line, fresh_peak, machine, peak, rounded, say
 
 from fedvlp.data import images
 from fedvlp.data.cohort import Cohort
@@ -144,7 +143,7 @@ def start(process: str, root: Path, size: int, sites: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--films", type=int, default=MIMIC)
     parser.add_argument("--size", type=int, default=32, help="side of the cached squares, pixels")
     parser.add_argument("--sites", type=int, default=5)

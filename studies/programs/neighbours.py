@@ -10,14 +10,13 @@ median over passes of variant / ours of that pass. About half a CPU minute; ``--
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import statistics
 from collections.abc import Callable
 from functools import partial
 
 import torch
-from common import interleaved, machine, rounded, say, spread
+from common import command_line, interleaved, machine, rounded, say, spread
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -46,7 +45,7 @@ def by_faiss(queries: Tensor, pool: Tensor, k: int) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--pool", type=int, default=3_000, help="public items")

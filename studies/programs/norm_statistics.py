@@ -28,16 +28,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import machine, rounded, say, table
+from common import command_line, machine, mean_sd, rounded, say, table
 
 from fedvlp.cli.overrides import seeds_of
 from fedvlp.core import norm_statistics
 from fedvlp.core.client import Client
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
-from fedvlp.data.synthetic.cohort import COHORTS
+from fedvlp.data.synthetic.drawn_cohort import COHORTS
 from fedvlp.evaluation import metric_names
-from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
@@ -110,21 +110,16 @@ def measure(experiment: Experiment, folder: Path) -> Iterator[tuple[str, dict[st
     yield "layer", recalls(assembly, dict.fromkeys(sites, state))
 
 
-def cell(values: list[float]) -> str:
-    """Mean and standard deviation over seeds."""
-    return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values) if len(values) > 1 else 0:.1f}"
-
-
 def report(results: dict[tuple[str, str, str], list[dict[str, float]]], options: argparse.Namespace) -> str:
     """The Markdown table."""
-    rows = [[*key, *(cell([run[column] for run in runs]) for column in COLUMNS)] for key, runs in results.items()]
+    rows = [[*key, *(mean_sd([run[column] for run in runs]) for column in COLUMNS)] for key, runs in results.items()]
     said = f"seeds {options.seeds}, {options.steps} steps, {options.studies} studies at 5 sites"
     said += "" if options.mu is None else f", mu {options.mu:g}"
     return f"Test recall in batches of 32, percent; {said}.\n\n" + table(["cohort", "method", "row", *COLUMNS], rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", default="0-2", help="FIRST-LAST")
     parser.add_argument("--steps", type=int, default=90, help="of the encoders; as many rounds as that takes")
     parser.add_argument("--studies", type=int, default=2400, help="of all sites; a fifth or so is the test split")

@@ -41,7 +41,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from common import MIB, TreeMemory, machine, rounded, say, table
+from common import MIB, TreeMemory, command_line, machine, rounded, say, table
 from timed import EVENTS, TimedFedAvg
 from workload import BATCH, LR, Size, built, save, visit
 
@@ -55,7 +55,7 @@ WEIGHTS = ("model.safetensors", "FL_global_model.pt")
 
 def experiment(size: Size) -> Any:
     """The workload as fedvlp describes it."""
-    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
     from fedvlp.federation.loop import Rounds
     from fedvlp.models.dual_encoder import ModelConfig
     from fedvlp.run.experiment import Experiment
@@ -296,7 +296,7 @@ def growth(size: Size, counts: list[int], repetitions: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, nargs="+", default=[20, 2], help="steps of a site per round")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--flare-repetitions", type=int, default=1, help="FLARE takes minutes each; 0 leaves it out")

@@ -16,7 +16,6 @@ float32. Then the bytes of both, and what 377,110 images (MIMIC-CXR) would take.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -29,10 +28,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import interleaved, machine, rounded, say, table
+from common import command_line, interleaved, machine, rounded, say, table
 
 from fedvlp.data.burned_in import HEADER
-from fedvlp.data.cache_format import Building
+from fedvlp.data.cache_build import Building
 from fedvlp.data.images import film, films
 from fedvlp.data.radiograph import read_radiograph
 from fedvlp.data.transforms import train_batch
@@ -196,7 +195,7 @@ def estimates(rates: dict[str, float]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="small films, few items, one repetition")
     options = parser.parse_args()

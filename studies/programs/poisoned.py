@@ -8,13 +8,11 @@ round. The values are finite, so that no check refuses them. ``clip_to_median`` 
 
 from __future__ import annotations
 
-import argparse
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from common import machine, say, table
+from common import command_line, machine, mean_sd, say, table
 
 from fedvlp.core.types import Broadcast, Update, is_statistic
 from fedvlp.evaluation import metric_names
@@ -62,14 +60,8 @@ def run(experiment: Experiment, factor: float, clip: float) -> list[float]:
     return [measured[name] for name in FIGURES]
 
 
-def spread(values: list[float]) -> str:
-    """Mean and, of several, the sample standard deviation."""
-    mean = f"{statistics.fmean(values):.1f}"
-    return f"{mean} +- {statistics.stdev(values):.1f}" if len(values) > 1 else mean
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rounds", type=int, default=3)
@@ -86,7 +78,9 @@ def main() -> None:
             rounds = replace(chosen.rounds, rounds=given.rounds, evaluate_every=given.rounds, seed=seed)
             found.append(run(replace(chosen, method=method, rounds=rounds), factor, clip))
             say({"factor": factor, "clip": clip, "seed": seed, **dict(zip(FIGURES, found[-1], strict=True))})
-        rows.append([f"{factor:g}", clip or "never", *(spread([one[i] for one in found]) for i in range(len(FIGURES)))])
+        rows.append(
+            [f"{factor:g}", clip or "never", *(mean_sd([one[i] for one in found]) for i in range(len(FIGURES)))]
+        )
     header = ["site-1's change times", "clip_to_median", "test R@1 average", "R@1 worst site", "R@5 average"]
     print("\n" + table(header, rows))
     say(machine())

@@ -8,15 +8,13 @@ Prints recall of the run's initial and trained model over the whole val (or test
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import torch
-from common import table
+from common import command_line, table
 
 from fedvlp.evaluation.metric_names import recall_at
-from fedvlp.evaluation.retrieval import in_batch_retrieval, retrieval
-from fedvlp.evaluation.site_metrics import embed
+from fedvlp.evaluation.retrieval import embed, in_batch_retrieval, retrieval
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.initial import load_initial
 from fedvlp.run.assembly import Assembly
@@ -24,7 +22,7 @@ from fedvlp.run.folder import RunFolder
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("run", type=Path, help="folder of a finished run")
     folder = RunFolder(parser.parse_args().run)
     experiment = folder.experiment()

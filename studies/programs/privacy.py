@@ -8,13 +8,12 @@ that of one site's whole data set at delta 1e-5 after all rounds.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from common import machine, say, table
+from common import command_line, machine, say, table
 
 from fedvlp.core.privacy import clip_and_noise
 from fedvlp.core.types import Broadcast, Update
@@ -67,7 +66,7 @@ def run(experiment: Experiment, clip: float | None, noise: float) -> list[object
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="two steps per round on a small cohort")
     given = parser.parse_args()

@@ -15,21 +15,21 @@ What the frozen towers make of a film or text is computed once. Stopped and star
 
 from __future__ import annotations
 
-import argparse
 import csv
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
-from common import machine, say, table
+from common import command_line, machine, mean_sd, say, table
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedvlp.cli.overrides import seeds_of
 from fedvlp.core.metric_names import PROCESSOR_SECONDS
 from fedvlp.data.cohort import SPLITS
 from fedvlp.data.sources.table import TableSource
@@ -37,14 +37,12 @@ from fedvlp.evaluation.audit.membership import matching_weights, membership, sta
 from fedvlp.evaluation.downstream import images, records
 from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.evaluation.linear_probe import LinearProbe, Sample, areas_of, fit, task_of
-from fedvlp.evaluation.prompts import prompts
-from fedvlp.evaluation.site_metrics import embed
-from fedvlp.evaluation.source_retrieval import EVERYTHING, WITHIN, recall_rows
-from fedvlp.evaluation.zero_shot import class_scores, embedded_texts
+from fedvlp.evaluation.retrieval import EVERYTHING, WITHIN, embed, recall_rows
+from fedvlp.evaluation.zero_shot import class_scores, embedded_texts, prompts
 from fedvlp.methods.fedcca import before_heads, heads, moments_of_features
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_table import Figures, Table
+from fedvlp.run.cell_results import Figures, Table
 from fedvlp.run.cells import measured
 from fedvlp.run.compare import FinishedRun
 from fedvlp.run.experiment import Experiment
@@ -61,7 +59,7 @@ KS = (1, 5)
 SHOTS, DRAWS = (5, 20), 3
 CLASSES, NIH = "covid19, pneumonia, no_finding", "pneumonia, no_finding (NIH)"
 NAMED = {"covid19": "COVID-19", "pneumonia": "Pneumonia", "no_finding": "No Finding"}
-"""The classes of which evaluation/prompts.py has sentences, by the folders of the films."""
+"""The classes of which evaluation/zero_shot.py has sentences, by the folders of the films."""
 
 
 def experiments(data: Path, quick: bool, seed: int) -> Mapping[str, Experiment]:
@@ -357,7 +355,7 @@ def shown(rows: Table, method: str, figure: str) -> str:
     if not rows.has(method, figure):
         return ""
     values = rows.values(method, figure)
-    return f"{fmean(values):.1f} ({stdev(values) if len(values) > 1 else 0:.1f})"
+    return mean_sd(values)
 
 
 def apart(rows: Table, method: str, figure: str) -> str:
@@ -374,15 +372,14 @@ def over_alone(rows: Table, figure: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "real-cxr")
     parser.add_argument("--seeds", default="0-4", help="FIRST-LAST")
     parser.add_argument("--no-left-out", action="store_true", help="do not leave sources out")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "real-towers", help="where the runs are kept")
     parser.add_argument("--quick", action="store_true", help="one round, few steps: does everything run?")
     options = parser.parse_args()
-    first, _, last = options.seeds.partition("-")
-    seeds = range(int(first), int(last or first) + 1)
+    seeds = seeds_of(options.seeds)
     say({**machine(), **vars(options)})
     name = "quick" if options.quick else "real-towers"
     scenario = Scenario(name, "", lambda seed: experiments(options.data, options.quick, seed), figures, (), (), ())

@@ -14,18 +14,17 @@ of the worst, with the deviation over seeds. Delta 1e-5.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, stdev
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from common import machine, say, table
+from common import command_line, machine, mean_sd, say, table
 
+from fedvlp.cli.overrides import seeds_of
 from fedvlp.core.privacy import clip_and_noise, share_of
 from fedvlp.core.types import Broadcast, Update
 from fedvlp.federation.exchange import SequentialExchange
@@ -35,8 +34,8 @@ from fedvlp.flare.privacy_budget import epsilon as of_releases
 from fedvlp.methods import FedAvg
 from fedvlp.models.initial import save_initial
 from fedvlp.run import presets
-from fedvlp.run.accountant import record_epsilon
 from fedvlp.run.assembly import Assembly
+from fedvlp.run.cautions import record_epsilon
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.metrics import summary
 from fedvlp.training import dp_sgd
@@ -123,11 +122,6 @@ def recall(experiment: Experiment, kind: str, epsilon: float, batch: int) -> tup
     return trained[AVERAGE], trained[WORST]
 
 
-def shown(values: list[float]) -> str:
-    """Mean and deviation."""
-    return f"{fmean(values):.1f} ({stdev(values) if len(values) > 1 else 0:.1f})"
-
-
 def measured(
     start: str, experiment: Experiment, kinds: Sequence[tuple[str, float]], seeds: Sequence[int], batch: int
 ) -> Iterator[list[str]]:
@@ -137,12 +131,12 @@ def measured(
         for seed in seeds:
             of_seeds.append(recall(seeded(experiment, seed), kind, epsilon, batch))
             say({"start": start, "noise": kind, "epsilon": epsilon, "seed": seed, "R@1": of_seeds[-1]})
-        average, worst = (shown([one[index] for one in of_seeds]) for index in (0, 1))
+        average, worst = (mean_sd([one[index] for one in of_seeds]) for index in (0, 1))
         yield [start, kind, f"{epsilon:g}", average, worst]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", default="0-2", help="FIRST-LAST")
     parser.add_argument("--epsilons", default="1,3,8")
     parser.add_argument("--rounds", type=int, default=3)
@@ -151,8 +145,7 @@ def main() -> None:
     parser.add_argument("--starts", default="", help="of them, by their names up to the comma: frozen")
     parser.add_argument("--quick", action="store_true", help="two steps a round: does everything run?")
     options = parser.parse_args()
-    first, _, last = options.seeds.partition("-")
-    seeds = range(int(first), int(last or first) + 1)
+    seeds = seeds_of(options.seeds)
     torch.set_num_threads(1)
     say({**machine(), **vars(options)})
     kinds = [(INITIAL, 0.0), (NONE, math.inf)]

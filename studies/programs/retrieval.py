@@ -14,7 +14,6 @@ process's CPU seconds.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import importlib.util
 import json
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import command_line
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -127,7 +127,7 @@ def compare(images: int, captions: int, tile: tuple[int, int], repetitions: int)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--full", action="store_true", help="also 50,000 x 50,000, about a minute on two cores")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--tile", type=int, nargs=2, default=(1024, 1024))

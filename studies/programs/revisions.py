@@ -14,7 +14,6 @@ Exit code 1 unless all are. ``--quick`` leaves the last two out. About 6 process
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import shutil
@@ -27,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import machine, say, table
+from common import command_line, machine, say, table
 
 ROOT = Path(__file__).parents[2]
 START = "import sys; from fedvlp.cli import main; sys.exit(main())"
@@ -126,7 +125,7 @@ def checked_out(revision: str, folder: Path) -> Iterator[Path]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("old", help="a revision, e.g. 7e9898b")
     parser.add_argument("--presets", nargs="+", default=PRESETS)
     parser.add_argument("--quick", action="store_true", help="train the presets only")

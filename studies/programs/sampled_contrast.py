@@ -17,14 +17,13 @@ a step needs at its peak beside the items.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
-from common import MIB, fresh_peak, machine, peak, rounded, say, table
+from common import MIB, command_line, fresh_peak, machine, peak, rounded, say, table
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -75,7 +74,7 @@ def measured(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--items", type=int, default=500_000)
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--topics", type=int, default=50)

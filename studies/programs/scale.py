@@ -20,7 +20,6 @@ into memory that is there already; ``anonymous`` the peak of all processes toget
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -36,7 +35,7 @@ from typing import Any
 
 import torch
 from aggregation import shapes
-from common import MIB, TreeMemory, fresh_peak, machine, rounded, say, table
+from common import MIB, TreeMemory, command_line, fresh_peak, machine, rounded, say, table
 from torch import Tensor
 
 from fedvlp.core.server_state import Server
@@ -269,7 +268,7 @@ def written_bytes() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("what", choices=["rounds", "personal", "workers", "child"], nargs="?", default="rounds")
     parser.add_argument("--sites", type=int, default=0, help="1000 of rounds, 100 of personal")
     parser.add_argument("--rounds", type=int, default=0, help="1000 of rounds, 1 of personal")

@@ -13,7 +13,6 @@ A site needs about two models of memory, so six sites of the whole model need 16
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -24,7 +23,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from common import MIB, machine, rounded, say, table
+from common import MIB, command_line, machine, rounded, say, table
 from echo import NOTE, EchoModel
 
 from fedvlp.federation.codec import PLAIN, Wire
@@ -110,7 +109,7 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--sites", type=int, nargs="+", default=[3, 6])
     parser.add_argument("--part", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=2)

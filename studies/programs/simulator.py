@@ -16,7 +16,6 @@ A turn takes about 40 minutes on two cores, the first variant alone 20.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -28,7 +27,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from common import machine, say, table
+from common import command_line, machine, say, table
 from revisions import ROOT, Tree, checked_out
 
 from fedvlp.core.names import PUBLIC
@@ -83,7 +82,7 @@ def timed(words: list[str], tree: Tree) -> tuple[float, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("old", help="a revision, e.g. 7e9898b")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=VARIANTS)

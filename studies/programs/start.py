@@ -10,13 +10,11 @@ the worst site; mean and standard deviation over seeds.
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from common import machine, rounded, say, table
+from common import command_line, machine, mean_sd, rounded, say, table
 
 from fedvlp.evaluation import metric_names
 from fedvlp.run import presets
@@ -41,13 +39,8 @@ def measure(experiment: Experiment, workers: int) -> dict[str, float]:
     return {f"{model} {name}": rounded(found[model][name]) for model in ("initial", "trained") for name in COLUMNS}
 
 
-def cell(values: list[float]) -> str:
-    """Mean and standard deviation over seeds."""
-    return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values) if len(values) > 1 else 0:.1f}"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--preset", default="fedavg")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=4)
@@ -69,7 +62,7 @@ def main() -> None:
             say({"start": start, "seed": seed, **figures})
     header = ["start", "initial R@1", "R@1 mean", "R@1 worst site", "R@5 mean", "R@5 worst site"]
     shown = [f"initial {COLUMNS[0]}", *(f"trained {name}" for name in COLUMNS)]
-    rows = [[start, *(cell([run[column] for run in runs]) for column in shown)] for start, runs in results.items()]
+    rows = [[start, *(mean_sd([run[column] for run in runs]) for column in shown)] for start, runs in results.items()]
     print("\n" + table(header, rows) + "\n")
     say(machine())
 

@@ -28,14 +28,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import MIB, fresh_peak, interleaved, machine, peak, rounded, say, spread, table
+from common import MIB, command_line, fresh_peak, interleaved, machine, peak, rounded, say, spread, table
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.types import Batch, Broadcast
 from fedvlp.data.loader import SiteData
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import FedAvg
@@ -391,7 +391,7 @@ def fixed(records: int, align: int, joint: int, made_up: bool, repetitions: int)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])

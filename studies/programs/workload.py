@@ -30,7 +30,7 @@ class Size:
 def built(size: Size) -> tuple[Any, dict[str, Any]]:
     """The model, and the data of each site, sorted by name."""
     from fedvlp.data.loader import SiteData
-    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
     from fedvlp.models.dual_encoder import ModelConfig
 
     cohort = SyntheticCohort(sites=size.sites, size=size.studies, image_size=72, beta=1000.0).build()

@@ -18,14 +18,13 @@ from fedvlp.data.loader import SiteData
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.distortion import MEAN
 from fedvlp.evaluation.linear_probe import ADAMW, LinearProbe, linear_probe
+from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.evaluation.segmentation import Segmentation, segmentation
-from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.evaluation.vqa import VQA, vqa
 from fedvlp.models.load import load_encoders
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_results import spent
-from fedvlp.run.cell_table import Figures
+from fedvlp.run.cell_results import Figures, spent
 from fedvlp.run.evaluate import EVALUATIONS, Choices, last_server, models_at_sites, paired_sites
 from fedvlp.run.experiment import Source
 from fedvlp.run.folder import RunFolder

@@ -11,8 +11,7 @@ from typing import Any
 from fedvlp.data.deid import Accepted
 from fedvlp.evaluation.intervals import Interval, over_seeds
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_results import CellResults
-from fedvlp.run.cell_table import Table
+from fedvlp.run.cell_results import CellResults, Table
 from fedvlp.run.cells import Said, measured
 from fedvlp.run.experiment import Experiment
 from studies.claims.ledger import SCENARIOS

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fedvlp.run.cell_table import Figures
+from fedvlp.run.cell_results import Figures
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from studies.reproduce.printed import Printed, tables

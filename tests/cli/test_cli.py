@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -18,8 +19,7 @@ from typer.testing import CliRunner
 
 from fedvlp import __version__
 from fedvlp.cli import app, stopping
-from fedvlp.cli.runs import WITH_RESUME, default_workers
-from fedvlp.data.partition import read_assignment
+from fedvlp.cli.run_commands import WITH_RESUME, default_workers
 from fedvlp.run import presets
 from fedvlp.run.config import override
 
@@ -81,7 +81,7 @@ def test_simulate_leaves_a_complete_run_folder(tmp_path: Path) -> None:
         "checkpoints", "evaluation", "model", "run_status.json", "tb", "writer.lock",
     }  # fmt: skip
     assert {entry.name for entry in run.iterdir()} == expected
-    assert len(set(read_assignment(run / "partition.json").tolist())) == 2
+    assert len(set(json.loads((run / "partition.json").read_text())["assignment"])) == 2
 
 
 def test_as_many_sites_at_a_time_as_there_are_cores_for_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:

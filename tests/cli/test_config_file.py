@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedvlp.cli.config_file import ConfigFile, read
-from fedvlp.cli.overrides import configured
-from fedvlp.cli.runs import asked_for
+from fedvlp.cli.overrides import ConfigFile, configured, read_config_file
+from fedvlp.cli.run_commands import asked_for
 from fedvlp.run import presets
 from fedvlp.run.config import to_config
 
@@ -37,7 +36,7 @@ def written(folder: Path, text: str, name: str = "mine.toml") -> Path:
 
 
 def test_a_file_says_what_the_command_line_says(tmp_path: Path) -> None:
-    file = read(written(tmp_path, TOML))
+    file = read_config_file(written(tmp_path, TOML))
     settings = ["objective=mgca", "objective.temperature=0.2", "norm_statistics=site", "method.rho=0.5"]
     settings += ["method.local_steps=7", "training.make_up_warmup=true"]
     assert list(file.settings) == settings
@@ -48,7 +47,7 @@ def test_a_file_says_what_the_command_line_says(tmp_path: Path) -> None:
 
 def test_a_setting_of_the_command_line_comes_after_those_of_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, TOML)
-    file, options = read(path), ["method.rho=0.1"]
+    file, options = read_config_file(path), ["method.rho=0.1"]
     later = asked_for(None, path, None, 2, None, None, options, None)
     assert later.method.rho == 0.1
     assert later == configured("feddra", "label-skew", 2, [*file.settings, *options])
@@ -59,7 +58,7 @@ def test_a_setting_of_the_command_line_comes_after_those_of_the_file(tmp_path: P
 
 def test_the_config_of_a_run_is_its_experiment(tmp_path: Path) -> None:
     experiment = configured("creamfl", None, 4, ["rounds.seed=7"])
-    file = read(written(tmp_path, json.dumps(to_config(experiment)), "config.json"))
+    file = read_config_file(written(tmp_path, json.dumps(to_config(experiment)), "config.json"))
     assert file.base(None) == experiment
     assert configured(file.base(None), None, None, ["rounds.rounds=1"]).rounds.seed == 7
     with pytest.raises(ValueError, match="leave the preset 'fedavg' out"):
@@ -69,7 +68,7 @@ def test_the_config_of_a_run_is_its_experiment(tmp_path: Path) -> None:
 def test_settings_of_the_data_may_stand_in_a_section(tmp_path: Path) -> None:
     """As those of any other group; ``data`` is also what --data takes, and a section was taken for that."""
     for text in ("[data]\nsize = 160", "data.size = 160"):
-        file = read(written(tmp_path, f'preset = "fedavg"\n{text}'))
+        file = read_config_file(written(tmp_path, f'preset = "fedavg"\n{text}'))
         assert (file.data, file.settings) == (None, ("data.size=160",))
         assert configured(file.base(None), file.data, None, list(file.settings)) == configured(
             "fedavg", None, None, ["data.size=160"]
@@ -92,22 +91,22 @@ MISTAKES = {
 @pytest.mark.parametrize("text", MISTAKES)
 def test_a_mistake_names_the_file_and_what_it_expects(text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=MISTAKES[text]):
-        read(written(tmp_path, text))
+        read_config_file(written(tmp_path, text))
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'mine\.yaml'; expected a file that ends in \.toml"):
-        read(written(tmp_path, "a: 1", "mine.yaml"))
+        read_config_file(written(tmp_path, "a: 1", "mine.yaml"))
     with pytest.raises(ValueError, match=r"gone\.toml: No such file"):
-        read(tmp_path / "gone.toml")
+        read_config_file(tmp_path / "gone.toml")
     (tmp_path / "latin.toml").write_bytes('name = "Köln"'.encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.toml: it is no UTF-8 text"):
-        read(tmp_path / "latin.toml")
+        read_config_file(tmp_path / "latin.toml")
     with pytest.raises(ValueError, match=r"config\.json: no experiment; expected the config\.json in the folder of"):
-        read(written(tmp_path, json.dumps(to_config(presets.get("fedavg").model)), "config.json"))
+        read_config_file(written(tmp_path, json.dumps(to_config(presets.get("fedavg").model)), "config.json"))
 
 
 def test_a_setting_that_does_not_exist_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    file = read(written(tmp_path, 'preset = "feddra"\n[method]\nrhoo = 1'))
+    file = read_config_file(written(tmp_path, 'preset = "feddra"\n[method]\nrhoo = 1'))
     with pytest.raises(ValueError, match="unknown setting 'rhoo'; did you mean 'rho'"):
         configured(file.base(None), None, None, list(file.settings))

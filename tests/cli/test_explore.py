@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fedvlp.cli import app, main
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.models import MultimodalConfig
 from fedvlp.report.explore import page, serve

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fedvlp.cli import main
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.run import presets
 from fedvlp.run.config import override
@@ -92,7 +92,7 @@ def _there(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In that folder, on a machine without a GPU; the mistake leaves it as it was."""
     monkeypatch.chdir(here)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("fedvlp.models.hub.unreachable", lambda: True)
+    monkeypatch.setattr("fedvlp.models.fetched.unreachable", lambda: True)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     before = every_file(here)
     yield

@@ -16,17 +16,17 @@ from typer.testing import CliRunner
 from fedvlp.cli import app
 from fedvlp.cli.overrides import configured, seeds_of
 from fedvlp.data.sources import SOURCES
-from fedvlp.data.sources.joined import JoinedSource
+from fedvlp.data.sources.creamfl_collections import JoinedSource
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import COHORTS, SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import COHORTS, SyntheticCohort
 from fedvlp.deploy.named_data import NamedData
 from fedvlp.models.initial import save_initial
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import from_config, to_config
+from fedvlp.run.fitting import absolute
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.paths import absolute
-from fedvlp.run.patient_sites import PatientSites
+from fedvlp.run.site_sources import PatientSites
 
 
 @pytest.mark.parametrize(

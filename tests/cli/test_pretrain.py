@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from fedvlp.cli import app, main, stopping
 from fedvlp.cli.overrides import configured
-from fedvlp.cli.pretrain import _recall, _told
+from fedvlp.cli.start_commands import _recall, _told
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.models.initial import InitialWeightsError, parse, pinned, refuse_other_folder, save_initial, settled
 from fedvlp.run.assembly import Assembly

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from fedvlp.cli import app, main
 from fedvlp.cli.tables import markdown, plain_table, prepared_tables, progress_line, summary_tables, table_of_file
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.deploy.named_data import NamedData
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.flare.jobs import write_job
-from fedvlp.report.comparison import tables, verdict
+from fedvlp.report.comparison_page import tables, verdict
 from fedvlp.run import presets
 from fedvlp.run.compare import Comparison, Row
 

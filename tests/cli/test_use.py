@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from fedvlp import load_model
 from fedvlp.cli import app, main
-from fedvlp.cli.use import printable
+from fedvlp.cli.use_commands import printable
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.evaluation.attribution import attribution
 from fedvlp.federation.site_memory import SiteMemory

@@ -19,7 +19,7 @@ from support.toy import same_bytes
 from torch import Tensor
 
 import fedvlp.core.aggregation as aggregation
-from fedvlp.core import spool as spool_module
+from fedvlp.core import tensor_file as spool_module
 from fedvlp.core.aggregation import StreamingMean, bounded, capped_counts, in_site_order
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.types import Failure, FailureKind, Reply, State, Update

@@ -157,7 +157,7 @@ def test_what_a_site_in_this_process_sent_waits_as_a_copy(tmp_path_factory: pyte
     live, spool = torch.zeros(1), tmp_path_factory.mktemp("spool")
     for park in (10**9, 0):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fedvlp.core.spool.PARK_BYTES", park)
+            patch.setattr("fedvlp.core.tensor_file.PARK_BYTES", park)
 
             def updates() -> Iterator[Update]:
                 for number, site in enumerate("ab", 1):

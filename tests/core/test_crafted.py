@@ -13,7 +13,7 @@ import torch
 from fedvlp.core.client import named_state
 from fedvlp.core.crafted import check_crafted, signs_of, start_of
 from fedvlp.core.types import Broadcast, State
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.methods import FedAvg
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
 from fedvlp.run import presets

@@ -15,7 +15,6 @@ from fedvlp.core.history import Written
 from fedvlp.core.history import read as read_history
 from fedvlp.core.json_file import DEEPEST, LARGEST_JOB, read_json
 from fedvlp.core.tensor_file import TensorFile
-from fedvlp.data.partition import read_assignment
 from fedvlp.flare.job_check import JobCheck
 from fedvlp.flare.job_status import read_status
 from fedvlp.flare.jobs import experiment_of
@@ -33,7 +32,7 @@ PLACES = {
     ],
     "run_status.json": [lambda path: read_status(path.parent), lambda path: Run.read(RunFolder(path.parent))],
     "environment.json": [lambda path: Run.read(RunFolder(path.parent))],
-    "partition.json": [read_assignment, lambda path: noted_cohort(RunFolder(path.parent))],
+    "partition.json": [lambda path: noted_cohort(RunFolder(path.parent))],
     "app/config/config_fed_client.json": [lambda path: experiment_of(path.parents[2])],
     "checkpoints/server.safetensors": [load_header, load_tensors, TensorFile],
     "checkpoints/history.jsonl": [lambda path: read_history(path, Written(1, 1, "x"))],

@@ -15,11 +15,9 @@ from safetensors import SafetensorError
 from support.toy import same_bytes
 
 import fedvlp.core.aggregation as aggregation
-import fedvlp.core.robust_mean as robust_mean
-from fedvlp.core import spool as spool_module
-from fedvlp.core.aggregation import StreamingMean
+from fedvlp.core import tensor_file as spool_module
+from fedvlp.core.aggregation import Averaging, Mean, StreamingMean, left_out
 from fedvlp.core.checkpoint import CheckpointError
-from fedvlp.core.robust_mean import Averaging, Mean, left_out
 from fedvlp.core.types import State
 
 FIVE = [([1.0, 50.0], 1.0), ([2.0, 40.0], 2.0), ([3.0, 30.0], 3.0), ([4.0, 20.0], 4.0), ([1000.0, -9.0], 5.0)]
@@ -121,7 +119,7 @@ def test_one_site_of_four_cannot_leave_the_range_of_the_others(
 
 def test_whole_numbers_are_left_out_and_dtypes_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """In pieces of two values: the third tensor has three."""
-    monkeypatch.setattr(robust_mean, "VALUES", 2)
+    monkeypatch.setattr(aggregation, "VALUES", 2)
     reference = {"n": torch.tensor(3), "h": torch.zeros((), dtype=torch.float16), "m": torch.zeros(3, 1)}
     mean = Averaging("median").begin(reference)
     for value in (9.0, 1.0, 2.0):

@@ -13,7 +13,7 @@ from support.cases import cases
 from support.toy import ADAMW, Toy, World, same_bytes, small
 
 from fedvlp.core.aggregation import MeanAggregator
-from fedvlp.core.server_optimizer import FIRST, OPTIMIZERS, SECOND, ServerOptimizer
+from fedvlp.core.optimizers import FIRST, OPTIMIZERS, SECOND, ServerOptimizer
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Update
 from fedvlp.federation.loop import Rounds

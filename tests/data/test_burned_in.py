@@ -16,11 +16,11 @@ import pytest
 
 from fedvlp.data import burned_in
 from fedvlp.data.burned_in import ACCEPT, HEADER, SEARCH, UNSEARCHED, holds_text, may_identify
-from fedvlp.data.cache_format import SERIAL
+from fedvlp.data.cache_build import SERIAL
 from fedvlp.data.images import films
 from fedvlp.data.sources.openi import OpenISource
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.deploy.prepare import prepared
 from fedvlp.deploy.site_config import SiteConfig

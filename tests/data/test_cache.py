@@ -17,7 +17,7 @@ from support.toy_images import PIXELS, SIZE, N, dying, pixels
 
 from fedvlp.data import cache_build
 from fedvlp.data.cache import ImageCache, cached_images, forget_oldest
-from fedvlp.data.cache_format import Building
+from fedvlp.data.cache_build import Building
 
 
 def never(row: int) -> np.ndarray:

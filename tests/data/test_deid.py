@@ -16,7 +16,7 @@ from fedvlp.cli.tables import finding_lines
 from fedvlp.data import deid
 from fedvlp.data.deid import KINDS, PHIError, refuse_phi, scan, spans
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.data.transforms import decode
 from fedvlp.run import presets

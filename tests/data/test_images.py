@@ -13,7 +13,7 @@ from support.film_files import dicom
 
 from fedvlp.data import images, radiograph
 from fedvlp.data.cache import ImageCache
-from fedvlp.data.cache_format import SERIAL
+from fedvlp.data.cache_build import SERIAL
 from fedvlp.data.image_kinds import write_kinds
 from fedvlp.data.radiograph import ImageAccessError
 

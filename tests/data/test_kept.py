@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlp.data import kept
-from fedvlp.data.kept import KeptTokens, kept_tokens, searched
+from fedvlp.data import screening
+from fedvlp.data.screening import KeptTokens, kept_tokens, searched
 from fedvlp.models.tiny import HashTokenizer
 
 REPORTS = ["No effusion.", "", "Small effusion on the left, clear right lung."]
@@ -102,13 +102,13 @@ def test_a_tokenizer_that_does_not_say_what_it_is_is_asked_each_time(tmp_path: P
 
 
 def test_clean_reports_are_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scan = Mock(side_effect=kept.scan)
-    monkeypatch.setattr(kept, "scan", scan)
+    scan = Mock(side_effect=screening.scan)
+    monkeypatch.setattr(screening, "scan", scan)
     assert not searched(str(tmp_path), REPORTS, range(3))
     assert not searched(str(tmp_path), REPORTS, range(3))
     scan.assert_called_once()
     assert searched(str(tmp_path), [*REPORTS, "Seen by Dr. Miller."], range(4)) == {"name with title": 1}
-    monkeypatch.setitem(kept.KINDS, "left", re.compile("left"))  # as another version may search for more
+    monkeypatch.setitem(screening.KINDS, "left", re.compile("left"))  # as another version may search for more
     assert searched(str(tmp_path), REPORTS, range(3)) == {"left": 1}
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvlp.data.markup import is_rtf, lacks_letters, plain
-from fedvlp.data.report_text import clean_report, letters_lost, sections, sentences
+from fedvlp.data.report_text import clean_report, is_rtf, lacks_letters, letters_lost, plain, sections, sentences
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.masks import read_mask, read_masks
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedvlp.data.patients import normalised, one_number
+from fedvlp.data.record_ids import normalised, one_number
 
 
 @pytest.mark.parametrize("name", ["AB 12", "ab 12", "  Ab   12\t", "\uff21\uff22 12", "aB\u00a012"])

@@ -10,8 +10,8 @@ import pytest
 from fedvlp.core.client import Client
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.report_imputation import best_matches, match_scores, provenance, retrieve_reports
-from fedvlp.data.synthetic.cohort import SyntheticCohort
-from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
+from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.methods import FedAvg
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment, Partition

@@ -15,10 +15,10 @@ from fedvlp.data import images
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.deid import PHIError
 from fedvlp.data.screening import Screened, screen, screen_all
-from fedvlp.data.sources.joined import JoinedSource
+from fedvlp.data.sources.creamfl_collections import JoinedSource
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.sources.tabular import CandidPTXSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.deploy.prepare import prepared
 from fedvlp.deploy.site_config import OwnData
@@ -27,9 +27,8 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.dry_run import dry_run
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.patient_sites import PatientSites
 from fedvlp.run.simulate import simulate
-from fedvlp.run.site_sources import SiteSources
+from fedvlp.run.site_sources import PatientSites, SiteSources
 
 SIZE = 40
 NAMED = " Discussed with Dr. Ferreira."

@@ -34,10 +34,11 @@ from fedvlp.deploy.envelope import (
     differences,
     effective,
 )
-from fedvlp.deploy.site_config import NamedData, SiteConfig, SiteConfigError, at_site, envelope_at
-from fedvlp.evaluation.audit import outgoing as audit_outgoing
-from fedvlp.evaluation.audit.outgoing import UnmeasuredError
-from fedvlp.evaluation.audit.scores import MEMBERS, OTHERS, POOL
+from fedvlp.deploy.named_data import NamedData, SiteConfigError
+from fedvlp.deploy.site_config import SiteConfig, at_site, envelope_at
+from fedvlp.evaluation.audit import one_update as audit_outgoing
+from fedvlp.evaluation.audit.membership import MEMBERS, OTHERS, POOL
+from fedvlp.evaluation.audit.one_update import UnmeasuredError
 from fedvlp.flare import messages
 from fedvlp.flare.executor import ChildExecutor, command
 from fedvlp.flare.jobs import COMMITTED, experiment_of, write_job

@@ -15,11 +15,11 @@ from support.toy import same_bytes
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cases import FINDINGS
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.deploy.envelope import Envelope, EnvelopeError
-from fedvlp.deploy.named_data import NamedData
-from fedvlp.deploy.site_config import SiteConfig, SiteConfigError, at_server, at_site
+from fedvlp.deploy.named_data import NamedData, SiteConfigError
+from fedvlp.deploy.site_config import SiteConfig, at_server, at_site
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation, Rounds
 from fedvlp.federation.site import Site

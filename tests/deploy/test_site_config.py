@@ -11,18 +11,10 @@ import pytest
 
 from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
-from fedvlp.deploy.site_config import (
-    NamedData,
-    OwnData,
-    SiteConfig,
-    SiteConfigError,
-    accept,
-    accepts_phi_risk,
-    at_site,
-    own_source,
-)
+from fedvlp.deploy.named_data import NamedData, SiteConfigError
+from fedvlp.deploy.site_config import OwnData, SiteConfig, accept, accepts_phi_risk, at_site, own_source
 from fedvlp.models.initial import InitialWeightsError, save_initial
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly

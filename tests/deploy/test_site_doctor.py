@@ -28,7 +28,7 @@ from support.programs import forked
 
 from fedvlp import __version__
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.deploy import site_doctor, software
 from fedvlp.deploy.machine import Check

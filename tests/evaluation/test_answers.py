@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvlp.evaluation.answers import CONTRACTIONS, normalised, official_accuracy, soft_scores
+from fedvlp.evaluation.vqa import CONTRACTIONS, normalised, official_accuracy, soft_scores
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedvlp.evaluation.calibration import calibration_error
+from fedvlp.evaluation.linear_probe import calibration_error
 
 
 def test_by_hand() -> None:

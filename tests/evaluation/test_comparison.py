@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.evaluation.classification import rank_sum_auc
-from fedvlp.evaluation.comparison import components, delong, holm, midranks
+from fedvlp.evaluation.intervals import components, delong, holm, midranks
 
 
 def drawn(count: int = 60, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

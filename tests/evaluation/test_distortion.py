@@ -14,8 +14,7 @@ from fedvlp.core.client import Client
 from fedvlp.core.types import Broadcast, State, group
 from fedvlp.evaluation import distortion
 from fedvlp.evaluation.distortion import Entry, Retraining, Trial, cross_table, encoder_layers, encoder_phase
-from fedvlp.evaluation.retrieval import retrieval
-from fedvlp.evaluation.site_metrics import Retrieval, paired_similarity
+from fedvlp.evaluation.retrieval import Retrieval, paired_similarity, retrieval
 from fedvlp.methods import FedAvg, FedDRA, FedRGB, Local
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.image import timm_tower

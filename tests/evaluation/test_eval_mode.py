@@ -18,7 +18,7 @@ from fedvlp.core.client import Client, named_state
 from fedvlp.core.types import Batch
 from fedvlp.evaluation import zero_shot as protocol
 from fedvlp.evaluation.classification import AUC, predict
-from fedvlp.evaluation.site_metrics import embed
+from fedvlp.evaluation.retrieval import embed
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.objectives.bce import BCE
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlp.evaluation.audit.inversion import compared, inverted, ssim
+from fedvlp.evaluation.audit.gradients import compared, inverted, ssim
 
 
 def films(count: int, seed: int = 0) -> Tensor:

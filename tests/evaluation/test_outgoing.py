@@ -11,7 +11,7 @@ from support.toy import Pairs, Toy, pairs
 
 from fedvlp.core.client import Client
 from fedvlp.core.types import Batch
-from fedvlp.evaluation.audit.outgoing import UnmeasuredError, strongest
+from fedvlp.evaluation.audit.one_update import UnmeasuredError, strongest
 from fedvlp.objectives.convirt import ConVIRT
 
 LABELS = 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlp.evaluation.audit.representations import guessed, guessed_cosines
+from fedvlp.evaluation.audit.membership import guessed, guessed_cosines
 
 
 def drawn(count: int, seed: int, size: int = 8) -> Tensor:

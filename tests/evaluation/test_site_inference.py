@@ -9,7 +9,7 @@ import torch
 from support.cases import cases
 
 from fedvlp.evaluation import intervals
-from fedvlp.evaluation.audit.site_inference import told
+from fedvlp.evaluation.audit.one_update import told
 from fedvlp.evaluation.intervals import resampled
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from fedvlp.core.types import Batch, VLOutput
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.loader import SiteData
-from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.models.tiny import HashTokenizer
 
 

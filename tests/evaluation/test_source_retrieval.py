@@ -10,13 +10,13 @@ import torch
 from support.probing import model
 from torch.nn import functional as F
 
-from fedvlp.data.synthetic.cohort import SyntheticCohort
-from fedvlp.evaluation.retrieval import retrieval
-from fedvlp.evaluation.source_retrieval import (
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
+from fedvlp.evaluation.retrieval import (
     EVERYTHING,
     WITHIN,
     by_chance,
     recall_rows,
+    retrieval,
     source_retrieval,
     write_retrieval,
 )

@@ -14,8 +14,7 @@ import torch
 from support.probing import cohort, model, shaded
 from torch import Tensor
 
-from fedvlp.data.cohort import Cohort
-from fedvlp.data.questions import HeldQuestions, Question
+from fedvlp.data.cohort import Cohort, HeldQuestions, Question
 from fedvlp.evaluation import vqa as answers
 from fedvlp.evaluation.vqa import EVERY, VQA, Scale, Vocabulary, commonest, vqa, write_vqa
 

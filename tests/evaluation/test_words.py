@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedvlp.evaluation.audit.words import recovered, standing_out
+from fedvlp.evaluation.audit.one_update import recovered, standing_out
 
 
 @pytest.mark.parametrize("decay", [0.0, 2.5e-5, 0.3])

@@ -19,10 +19,11 @@ from fedvlp.core.client import Client, named_state
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, State, VLOutput
 from fedvlp.data.synthetic.cases import FINDINGS
-from fedvlp.data.synthetic.cohort import SyntheticCohort
-from fedvlp.evaluation.prompts import NAMED, PROMPTS, prompts
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation.zero_shot import (
     GLOBAL,
+    NAMED,
+    PROMPTS,
     SELECTED,
     Choices,
     Result,
@@ -33,6 +34,7 @@ from fedvlp.evaluation.zero_shot import (
     class_texts,
     over_sites,
     pick,
+    prompts,
     site_probabilities,
     write_results,
     zero_shot,

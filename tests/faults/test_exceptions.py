@@ -32,7 +32,7 @@ from support.toy import three_sites
 
 from fedvlp.core.types import Broadcast
 from fedvlp.data.loader import SiteData
-from fedvlp.deploy.site_config import NamedData
+from fedvlp.deploy.named_data import NamedData
 from fedvlp.flare import child, child_protocol, messages
 from fedvlp.flare.privacy_filters import AllowMetrics
 from fedvlp.run import presets

@@ -23,7 +23,7 @@ from support.toy import Toy, World, same_bytes, small, three_sites
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool
 from fedvlp.federation.loop import Rounds
 from fedvlp.federation.site import failure
@@ -211,7 +211,7 @@ def test_updates_that_wait_on_disk_have_no_room(
     tmp_path: Path, averaging: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large models' updates wait in the run's spool. Nothing half-written stays there, and the run resumes."""
-    monkeypatch.setattr("fedvlp.core.spool.PARK_BYTES", 0)
+    monkeypatch.setattr("fedvlp.core.tensor_file.PARK_BYTES", 0)
     whole = world(averaging=averaging).run()
 
     def body(disk: SmallDisk) -> None:

@@ -30,7 +30,8 @@ from support.hostile_jobs import JOB, POLICIES, arrived, built
 
 from fedvlp.core.types import Broadcast
 from fedvlp.data.sources import SOURCES
-from fedvlp.deploy.site_config import NamedData, SiteConfig, SiteConfigError, at_site, with_own_towers
+from fedvlp.deploy.named_data import NamedData, SiteConfigError
+from fedvlp.deploy.site_config import SiteConfig, at_site, with_own_towers
 from fedvlp.flare import messages
 from fedvlp.flare.job_check import CONFIGS, JobCheck
 from fedvlp.flare.jobs import COMMITTED, job_files

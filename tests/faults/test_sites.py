@@ -14,7 +14,7 @@ from support.toy import World, same_bytes, small
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Reply
 from fedvlp.data.cohort import Cohort
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool
 from fedvlp.federation.loop import Federation, Rounds
 from fedvlp.federation.site import Site

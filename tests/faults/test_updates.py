@@ -330,7 +330,7 @@ def test_row_11_what_one_finite_site_can_do_is_its_share() -> None:
 def test_row_11_a_long_change_is_shortened(large: bool, tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
     """Norms 2e6, 2, 4, 2: the lower median is 2, so that 3 times it leaves 6 of a's, and the others as they are."""
     if large:
-        monkeypatch.setattr("fedvlp.core.spool.PARK_BYTES", 0)
+        monkeypatch.setattr("fedvlp.core.tensor_file.PARK_BYTES", 0)
     server = moved(POISONED, clip_to_median=3, folder=tmp_path)
     assert server.state["w"].tolist() == pytest.approx([(3 + 1 + 2 - 1) / 4] * 4)
     assert [record.getMessage() for record in caplog.records] == [

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from fedvlp.cli import app as cli
 from fedvlp.core import names
-from fedvlp.deploy.site_config import NamedData
+from fedvlp.deploy.named_data import NamedData
 from fedvlp.flare import job_check
 from fedvlp.flare.class_list import needed, write
 from fedvlp.flare.job_check import CONFIGS, JobCheck

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedvlp.core.types import Broadcast, State
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.flare.paths import SitePaths
 from fedvlp.flare.task_handler import RefusedError, TaskHandler
 from fedvlp.methods import FedAvg

@@ -26,7 +26,7 @@ from support.provisioned import until
 from support.short_jobs import committed
 
 from fedvlp.deploy.machine import JOBS_SOCKET
-from fedvlp.deploy.site_config import NamedData
+from fedvlp.deploy.named_data import NamedData
 from fedvlp.deploy.site_doctor import _job_user
 from fedvlp.flare import job_user
 from fedvlp.flare.job_check import JobCheck

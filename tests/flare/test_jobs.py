@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from nvflare.apis.fl_context import FLContext
 
-from fedvlp.deploy.site_config import NamedData, SiteConfigError
+from fedvlp.deploy.named_data import NamedData, SiteConfigError
 from fedvlp.flare.host_gpus import HostGPUs
 from fedvlp.flare.jobs import COMMITTED, folder_of, job_files, write_job
 from fedvlp.run import presets

@@ -61,7 +61,7 @@ from support.provisioned import processes, until
 from support.short_jobs import committed
 
 from fedvlp.core.json_file import LARGEST_JOB
-from fedvlp.deploy.site_config import NamedData
+from fedvlp.deploy.named_data import NamedData
 from fedvlp.flare import perimeter
 from fedvlp.flare.job_check import bound_submissions
 from fedvlp.flare.jobs import write_job

@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 from fedvlp.cli import app as cli
 from fedvlp.core.checkpoint import load_tensors
 from fedvlp.core.server_state import Server
-from fedvlp.deploy.site_config import NamedData
+from fedvlp.deploy.named_data import NamedData
 from fedvlp.flare.jobs import write_job
 from fedvlp.flare.privacy_budget import epsilon
 from fedvlp.run.assembly import Assembly

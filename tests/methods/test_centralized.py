@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from support.toy import World, pairs, same_bytes
 
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import Centralized, FedAvg
 from fedvlp.models.dual_encoder import ModelConfig

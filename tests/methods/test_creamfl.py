@@ -22,7 +22,7 @@ from fedvlp.federation.loop import Rounds
 from fedvlp.methods import CreamFL
 from fedvlp.methods.ensemble import GLOBAL, PREVIOUS, PUBLIC, SAMPLE, PublicEnsemble
 from fedvlp.methods.math.contrast import contrast_scores, representations, sampled_contrast
-from fedvlp.objectives.creamfl import CreamFLTaskConfig
+from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
 from fedvlp.training.config import Training
 
 SMALL = CreamFL(local_steps=2, local_epochs=2, server_steps=2, distil_steps=2)

@@ -16,14 +16,14 @@ from support.toy import World, differs, pairs, raw, same_bytes
 
 from fedvlp.core.types import Broadcast
 from fedvlp.data.cohort import Cohort
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import CreamFL
 from fedvlp.methods.ensemble import DISTIL, PUBLIC, PublicEnsemble
 from fedvlp.methods.math.contrast import representations
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.tiny import HashTokenizer
-from fedvlp.objectives.creamfl import CreamFLTaskConfig
+from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.presets import PRESETS

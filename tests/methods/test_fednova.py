@@ -11,7 +11,7 @@ import torch
 from support.scalar import NAME, HalfSquare, scalars, targets, weight
 from support.toy import ADAMW, SGD, Recorder, Toy, World, aggregate, pairs, same_bytes, three_sites
 
-from fedvlp.core.robust_mean import Averaging
+from fedvlp.core.aggregation import Averaging
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, State, Update
 from fedvlp.federation.exchange import WorkerPool

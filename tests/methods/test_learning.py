@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedvlp.core.method import Method
 from fedvlp.core.types import State
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation import metric_names as names
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Rounds

@@ -32,9 +32,9 @@ from support.toy import (
 from torch import Tensor, nn
 
 from fedvlp.core import server_state, tensor_file
+from fedvlp.core.aggregation import Averaging
 from fedvlp.core.checkpoint import CheckpointError, load_tensors
 from fedvlp.core.client import EXTRA, named_state
-from fedvlp.core.robust_mean import Averaging
 from fedvlp.core.server_state import Server
 from fedvlp.core.snapshots import Snapshots
 from fedvlp.core.types import GRADIENT, Broadcast, Reply, State, Update

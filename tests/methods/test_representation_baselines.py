@@ -16,7 +16,7 @@ from fedvlp.methods import FedAvg, FedET, FedGEMS, FedIoT, FedMD
 from fedvlp.methods.ensemble import DISTIL, GLOBAL, PUBLIC, PublicEnsemble
 from fedvlp.methods.fedmd import CONSENSUS
 from fedvlp.methods.math.contrast import representations
-from fedvlp.objectives.creamfl import CreamFLTaskConfig
+from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
 
 STEPS: dict[str, Any] = {"local_steps": 2, "local_epochs": 1, "server_steps": 2}
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fedvlp.core.client import Client, named_state
 from fedvlp.core.seeds import seeded
 from fedvlp.core.types import EVALUATE, Broadcast, group
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import Centralized, FedAvg, FedDRA

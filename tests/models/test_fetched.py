@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 from fedvlp import cli
 from fedvlp.models import fetched
 from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.models.fetched import FetchError, fetch, in_timm, located
-from fedvlp.models.hub import NoWeightsError
+from fedvlp.models.fetched import FetchError, NoWeightsError, fetch, in_timm, located
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "left", "effusion", "no", "##s")
 

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from fedvlp.models import hub
+from fedvlp.models import fetched
 from fedvlp.models.image import timm_tower
 from fedvlp.models.text import transformers_tower
 
 
 @pytest.fixture(autouse=True)
 def _asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in (*hub.PROXIES, "HF_ENDPOINT"):
+    for name in (*fetched.PROXIES, "HF_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    hub.unreachable.cache_clear()
+    fetched.unreachable.cache_clear()
     yield
-    hub.unreachable.cache_clear()
+    fetched.unreachable.cache_clear()
 
 
 @pytest.fixture
@@ -39,14 +39,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 
 def test_it_is_asked_once(asked: list[tuple[str, int]]) -> None:
-    assert hub.unreachable()
-    assert hub.unreachable()
+    assert fetched.unreachable()
+    assert fetched.unreachable()
     assert asked == [("huggingface.co", 443)]
 
 
 def test_a_mirror_is_asked_in_its_place(asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://mirror.hospital:8080/hub")
-    assert hub.unreachable()
+    assert fetched.unreachable()
     assert asked == [("mirror.hospital", 8080)]
 
 
@@ -54,7 +54,7 @@ def test_behind_a_proxy_the_libraries_try_themselves(
     asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
-    assert not hub.unreachable()
+    assert not fetched.unreachable()
     assert asked == []
 
 
@@ -69,9 +69,9 @@ def test_nothing_is_fetched_then_and_the_remedy_is_said(monkeypatch: pytest.Monk
         raise OSError("not here")
 
     monkeypatch.setattr(timm, "create_model", created)
-    with pytest.raises(hub.NoWeightsError, match=r"Give a local folder .*\(a site or server .* as models/NAME\)"):
+    with pytest.raises(fetched.NoWeightsError, match=r"Give a local folder .*\(a site or server .* as models/NAME\)"):
         timm_tower("resnet10t", 64, True)
     assert seen == [True]
     assert constants.HF_HUB_OFFLINE is False, "as it was before"
-    with pytest.raises(hub.NoWeightsError, match=r"Give a local folder .*\(a site or server .* as models/NAME\)"):
+    with pytest.raises(fetched.NoWeightsError, match=r"Give a local folder .*\(a site or server .* as models/NAME\)"):
         transformers_tower("nobody/nothing", None, 16, True)

@@ -12,7 +12,7 @@ from support.starts import MEAN, SIZE, STD, TEXTS, TINY, VISION, films, pair, pr
 from torch import Tensor
 
 from fedvlp.models.load import load_model
-from fedvlp.models.start import StartError, as_model, read
+from fedvlp.models.other_libraries import StartError, as_model, read
 
 
 def close(seen: Tensor, expected: Tensor) -> None:

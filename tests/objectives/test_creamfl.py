@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedvlp.core.types import VLOutput
-from fedvlp.objectives.creamfl import CreamFLTask, CreamFLTaskConfig, soft_contrastive
+from fedvlp.objectives.creamfl_tasks import CreamFLTask, CreamFLTaskConfig, soft_contrastive
 
 
 def softplus(x: float) -> float:

@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from fedvlp.core.types import VLOutput
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.objectives import gloria
-from fedvlp.objectives.gloria import GLoRIA, GLoRIAConfig, similarities
-from fedvlp.objectives.words import word_index
+from fedvlp.objectives.gloria import GLoRIA, GLoRIAConfig, similarities, word_index
 from fedvlp.run.config import from_config, to_config
 
 PIECES = torch.tensor([0, 0, 1, 1, 2, 2], dtype=torch.int8)  # ids: padding, [SEP], two words, two continuations

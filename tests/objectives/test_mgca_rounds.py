@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.exchange import SequentialExchange, answer
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, FedDRA, FedRGB

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from fedvlp.core.types import CONTINUATION, SPECIAL, WORD
 from fedvlp.models.text import TransformersTokenizer
 from fedvlp.models.tiny import HashTokenizer
-from fedvlp.objectives.words import sum_by_word, word_index, word_mask
+from fedvlp.objectives.gloria import sum_by_word, word_index, word_mask
 
 if TYPE_CHECKING:
     from transformers import BertTokenizerFast, PreTrainedTokenizerFast

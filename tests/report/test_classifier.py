@@ -18,7 +18,7 @@ from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.files import write
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods.car_mfl import PARTNERS
-from fedvlp.report import page as report
+from fedvlp.report import run_page as report
 from fedvlp.report.classifier import section
 from fedvlp.report.run import Run
 from fedvlp.run import presets

@@ -12,7 +12,7 @@ import pytest
 from support.report_pages import Page, robust, run_of
 
 from fedvlp.evaluation.intervals import Interval
-from fedvlp.report.comparison import _settings, verdict, write
+from fedvlp.report.comparison_page import _settings, verdict, write
 from fedvlp.report.figures import look, ranges
 from fedvlp.report.html import ABSENT
 from fedvlp.run.compare import Comparison, Row

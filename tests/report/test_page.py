@@ -19,7 +19,7 @@ from support.report_pages import NAN, SITES, Page, page_of, recalls, record, rob
 from fedvlp.core.server_state import Server
 from fedvlp.data.sources.table import TableSource
 from fedvlp.report.html import ABSENT, number, shown
-from fedvlp.report.loss import MOST, section
+from fedvlp.report.sections import MOST_TERMS, losses
 from fedvlp.run import presets
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.site_sources import SiteSources
@@ -96,7 +96,7 @@ def test_the_average_loss_is_over_the_sites_that_have_it() -> None:
     run: Any = SimpleNamespace(
         training=[({"round": 0, "phase": "train"}, metrics)], sites=list(metrics), style=lambda site: {}
     )
-    assert "<td>0</td><td>2</td><td>1</td><td>3</td>" in section(run)
+    assert "<td>0</td><td>2</td><td>1</td><td>3</td>" in losses(run)
 
 
 def test_nothing_of_a_run_becomes_markup(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_sites_that_miss_an_end_and_absurd_metrics_are_named(tmp_path: Path) -> 
         "4",
         ABSENT,
     ]
-    many = [record(0, "train", {"site-1": {f"loss/{i:03}": 1e300 for i in range(MOST + 5)}})]
+    many = [record(0, "train", {"site-1": {f"loss/{i:03}": 1e300 for i in range(MOST_TERMS + 5)}})]
     page = page_of(run_of(tmp_path, many), drawn=True)
     assert "train: 5 more terms are in metrics.csv." in page.text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedvlp.report.public_set import components, drift, samples, section
+from fedvlp.report.sections import components, drift, public_set, samples
 
 
 def test_samples_are_those_of_the_modality_by_site() -> None:
@@ -34,7 +34,7 @@ def test_the_section_draws_recall_and_both_modalities() -> None:
     generator = torch.Generator().manual_seed(0)
     memory = {f"sample/{m}/{s}": torch.randn(5, 4, generator=generator) for m in ("image", "text") for s in ("a", "b<")}
     history = [{"round": r, "server": {"val/all/mean/r1": 10.0 * r}} for r in range(3)]
-    page = section(history, memory)
+    page = public_set(history, memory)
     assert page.count("<figure>") == 5
     assert "The server&#x27;s model on the public set" in page
     assert "b&lt;" in page
@@ -42,7 +42,7 @@ def test_the_section_draws_recall_and_both_modalities() -> None:
 
 
 def test_a_run_without_a_public_set_says_so() -> None:
-    assert section([{"round": 0}], {}) == ""
-    assert "<figure>" not in section([{"round": 0}], {"sample/image/a": torch.ones(2, 2)}), (
+    assert public_set([{"round": 0}], {}) == ""
+    assert "<figure>" not in public_set([{"round": 0}], {"sample/image/a": torch.ones(2, 2)}), (
         "one site drifts from nobody"
     )

@@ -13,7 +13,7 @@ from support.report_pages import SITES, Page, robust, run_of
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.report.html import ABSENT
-from fedvlp.report.recalls import tables
+from fedvlp.report.retrieval_section import recall_tables
 from fedvlp.report.run import Run
 from fedvlp.run.compare import INITIAL
 from fedvlp.run.recalls import FROM_AVERAGE, GAIN, SITE, TOGETHER, TRAINED, Recall
@@ -48,7 +48,7 @@ def run(tmp_path: Path) -> Run:
 def read(run: Run) -> list[list[list[str]]]:
     """The tables over sites and by site, as a browser reads them."""
     page = run.folder.path / "recalls.html"
-    page.write_text(tables(run), encoding="utf-8")
+    page.write_text(recall_tables(run), encoding="utf-8")
     return list(Page(page).tables.values())
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedvlp.cli import app
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, Local

@@ -11,7 +11,7 @@ from support.toy import World, same_bytes
 
 from fedvlp.core.norm_statistics import SITE
 from fedvlp.core.types import State
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.methods import CreamFL, Local
 from fedvlp.run.assembly import Assembly, public_id
 from fedvlp.run.experiment import Experiment, Partition

@@ -17,15 +17,15 @@ from fedvlp.cli import app
 from fedvlp.core.metric_names import RECORD_EPSILON, SITE_EPSILON
 from fedvlp.core.server_state import Server
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation import distortion
 from fedvlp.evaluation.audit.canaries import PLANTED, UNSEEN
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, Local
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.multimodal import MultimodalConfig
-from fedvlp.report.audit import section
 from fedvlp.report.run import Run
+from fedvlp.report.sections import attacks
 from fedvlp.run import audit as audits
 from fedvlp.run import audit_updates, presets
 from fedvlp.run.assembly import Assembly
@@ -177,7 +177,7 @@ def test_what_updates_tell_is_in_file_report_and_table(run: RunFolder, audit: au
     assert (sites.count, sites.guess) == (2, 50)
     assert films.seconds < 30
     assert films.records == 2
-    page = section(Run.read(run))
+    page = attacks(Run.read(run))
     for title, head, lines in audit.updates():
         assert all(len(line) == len(head) for line in lines), title
         assert all(cell in page for line in lines for cell in line)
@@ -208,7 +208,7 @@ def test_report_and_card_say_it_once(run: RunFolder, audit: audits.Audit) -> Non
     assert "Stronger attacks may exist." in card
     again = with_block(card, "anew", "audit", CLASSES)
     assert again.count("<!-- audit -->") == again.count("anew") == 1
-    page = section(Run.read(run))
+    page = attacks(Run.read(run))
     assert audits.PLANTED in page
     assert "The attack finds it" in page
 
@@ -319,6 +319,6 @@ def test_the_words_of_an_update_stand_out(told: Told) -> None:
         assert words.steps == 1
         assert words.recovered > 95
         assert words.right > 95 > 50 > words.guess
-    page = section(Run.read(told.run))
+    page = attacks(Run.read(told.run))
     assert "by guessing" in page
     assert "SendAsReceived" in page

@@ -12,9 +12,9 @@ from support.report_pages import page_of
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
-from fedvlp.cli.runs import write_report
+from fedvlp.cli.run_commands import write_report
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.federation.loop import Rounds

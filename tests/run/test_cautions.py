@@ -12,10 +12,10 @@ from support.presets import SMALL
 
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import Centralized, CreamFL, FedAvg, FedDRA
-from fedvlp.report.page import write
+from fedvlp.report.run_page import write
 from fedvlp.run import presets
 from fedvlp.run.cautions import FILE, cautions, train_sizes
 from fedvlp.run.config import override

@@ -11,7 +11,7 @@ import pytest
 from support.presets import SMALL
 
 from fedvlp.core.method import Method
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.intervals import Bootstrap
 from fedvlp.federation.loop import Rounds

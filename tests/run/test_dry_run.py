@@ -15,7 +15,7 @@ from fedvlp.cli.tables import dry_run_lines
 from fedvlp.data.deid import PHIError
 from fedvlp.data.screening import rows_used, screen_all
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import Centralized, FedAvg, FedDRA

@@ -22,7 +22,7 @@ from fedvlp.core.client import TARGET
 from fedvlp.core.method import Method
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.evaluation import intervals
 from fedvlp.evaluation.linear_probe import LinearProbe
@@ -40,8 +40,8 @@ from fedvlp.run.compare import FinishedRun
 from fedvlp.run.evaluate import EVALUATIONS, READ_BY, Choices, distort, last_server, trained_state
 from fedvlp.run.experiment import Experiment, Partition, Source
 from fedvlp.run.folder import RunFolder
+from fedvlp.run.model_use import decoded_size
 from fedvlp.run.simulate import simulate
-from fedvlp.run.trained import decoded_size
 from fedvlp.training.config import Training
 
 Image = pytest.importorskip("PIL.Image")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedvlp.run import presets
-from fedvlp.run.footprint import PAIRWISE, bytes_needed
+from fedvlp.run.dry_run import PAIRWISE, bytes_needed
 
 
 def needed(precision: str = "float32", **training: int) -> int:

@@ -15,11 +15,11 @@ from fedvlp import load_model
 from fedvlp.core import norm_statistics
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE
-from fedvlp.data.synthetic.cohort import SyntheticCohort
-from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
+from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import Centralized, FedAvg
-from fedvlp.report.page import write
+from fedvlp.report.run_page import write
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.evaluate import Choices, distort, zero_shot
 from fedvlp.run.experiment import Experiment

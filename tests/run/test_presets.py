@@ -17,7 +17,7 @@ from fedvlp.core.types import Broadcast
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.partition import PUBLISHED, published_columns
 from fedvlp.data.synthetic.cases import FINDINGS
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import METHODS, PMSFM, Centralized, FedAvg, FedDRA, FedNova, FedRGB
 from fedvlp.methods.ensemble import PublicEnsemble

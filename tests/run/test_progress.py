@@ -13,17 +13,17 @@ import pytest
 from rich.console import Console
 from support.cases import cases
 
-from fedvlp.cli.progress_bar import RunBar
+from fedvlp.cli.tables import RunBar
 from fedvlp.core.types import Broadcast, Failure, FailureKind
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, FedDRA
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run import presets
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.progress import Progress, phases_left
 from fedvlp.run.simulate import simulate
+from fedvlp.run.status_writer import Progress, phases_left
 
 MODEL = ModelConfig(image_size=32, head_hidden=16, embedding_dim=16, head_norm="layer")
 DATA = SyntheticCohort(sites=2, size=80, image_size=36)

@@ -19,13 +19,13 @@ from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import GROUPS, Broadcast, State, group
 from fedvlp.data.cohort import PUBLIC, SPLITS
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.exchange import SequentialExchange, answer
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.flare.jobs import job_files
 from fedvlp.methods import CreamFL, FedIoT
 from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.objectives.creamfl import CreamFLTaskConfig
+from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
 from fedvlp.run.assembly import Assembly, public_id
 from fedvlp.run.config import from_config, to_config
 from fedvlp.run.experiment import Experiment, Partition

@@ -17,12 +17,12 @@ from support.report_pages import undrawn
 from fedvlp.core.server_state import Server
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.intervals import Bootstrap, of_worst
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, Local
-from fedvlp.report.page import write
+from fedvlp.report.run_page import write
 from fedvlp.run import beside, measurements, recalls
 from fedvlp.run.compare import INITIAL
 from fedvlp.run.folder import RunFolder

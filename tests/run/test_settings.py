@@ -10,7 +10,7 @@ import pytest
 
 from fedvlp.run import presets
 from fedvlp.run.config import fields_of, override
-from fedvlp.run.settings import Setting, _comments, _comments_in, settings_of
+from fedvlp.run.presets import Setting, _comments, _comments_in, settings_of
 
 
 def by_key(name: str) -> dict[str, Setting]:

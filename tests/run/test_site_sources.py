@@ -16,7 +16,7 @@ from support.published import COLLECTIONS
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg

@@ -16,7 +16,7 @@ from fedvlp.cli import app
 from fedvlp.cli.overrides import configured
 from fedvlp.models.initial import InitialWeightsError, load_initial, pinned
 from fedvlp.models.load import load_model
-from fedvlp.models.start import StartError
+from fedvlp.models.other_libraries import StartError
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 from fedvlp.run.start import imported

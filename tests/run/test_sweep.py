@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from fedvlp.cli import app
 from fedvlp.evaluation import metric_names as names
 from fedvlp.run import presets
-from fedvlp.run.cell_results import CellResults
-from fedvlp.run.cell_table import Origin, Table
+from fedvlp.run.cell_results import CellResults, Origin, Table
 from fedvlp.run.config import override
 from fedvlp.run.sweep import as_rows, grid_of, name_for_folder, seeded, shown, swept, variants, write
 

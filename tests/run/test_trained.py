@@ -21,10 +21,10 @@ from fedvlp.data.loader import SiteData
 from fedvlp.data.preprocessing import AS_WRITTEN, CLEANED, Preprocessing
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.sources.tabular import NIHSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.deploy.named_data import NamedData
-from fedvlp.evaluation.prompts import PROMPTS
-from fedvlp.evaluation.site_metrics import embed
+from fedvlp.evaluation.retrieval import embed
+from fedvlp.evaluation.zero_shot import PROMPTS
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg
 from fedvlp.models import DualEncoder, ModelConfig, MultimodalConfig

@@ -13,7 +13,7 @@ from support.presets import SMALL
 from support.report_pages import page_of
 
 from fedvlp.data.synthetic.cases import FINDINGS
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation.zero_shot import ZeroShot, class_texts
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg

@@ -18,15 +18,14 @@ from support.plugins import PULLED, forget, fresh, pulled
 from typer.testing import CliRunner
 
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.methods import FedAvg, Local
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import save_initial
 from fedvlp.run import cell_results as results
 from fedvlp.run import cells, plugins, presets
-from fedvlp.run.cell_results import CellResults, flattened, nested
-from fedvlp.run.cell_table import Table, origin
+from fedvlp.run.cell_results import CellResults, Table, flattened, nested, origin
 from fedvlp.run.cells import DONE, FILED, HERE, finished, measured
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder

@@ -14,7 +14,7 @@ from support.probing import SIZE, cohort, model, shaded
 from torch import nn
 
 from fedvlp.core.types import Batch, VLOutput
-from fedvlp.data.synthetic.cohort import COHORTS
+from fedvlp.data.synthetic.drawn_cohort import COHORTS
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment

@@ -24,12 +24,12 @@ from torch import nn
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.evaluation.audit.membership import Membership
 from fedvlp.evaluation.intervals import Interval, over_seeds
-from fedvlp.evaluation.site_metrics import embed
+from fedvlp.evaluation.retrieval import embed
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods.car_mfl import PARTNERS
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_table import Table
+from fedvlp.run.cell_results import Table
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 from fedvlp.run.terms import terms

@@ -20,11 +20,10 @@ from typer.testing import CliRunner
 
 from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.data.sources import SOURCES
-from fedvlp.data.sources.creamfl import FOLDERS
+from fedvlp.data.sources.creamfl_collections import FOLDERS
 from fedvlp.evaluation import metric_names as names
 from fedvlp.report import html
-from fedvlp.run.cell_results import spent
-from fedvlp.run.cell_table import Table
+from fedvlp.run.cell_results import Table, spent
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import of_server
 from studies.claims import ledger

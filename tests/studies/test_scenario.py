@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedvlp.evaluation.intervals import over_seeds
-from fedvlp.run.cell_table import NotRunError, Table
+from fedvlp.run.cell_results import NotRunError, Table
 from studies.claims.scenario import FAILS, HOLDS, UNDECIDED, ahead, apart, apart_methods, at_least, at_most, verdict
 
 CELLS = {

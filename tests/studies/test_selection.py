@@ -12,7 +12,7 @@ import torch
 
 from fedvlp.evaluation.zero_shot import GLOBAL, SELECTED, Result, write_results
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_table import Table
+from fedvlp.run.cell_results import Table
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 from studies.claims import selection

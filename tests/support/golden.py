@@ -54,7 +54,7 @@ from fedvlp.core.server_state import Server
 from fedvlp.data.cohort import PUBLIC, SPLITS
 from fedvlp.evaluation.classification import RARE
 from fedvlp.evaluation.metric_names import is_recall
-from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.flare.jobs import COMMITTED
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly

@@ -14,7 +14,7 @@ from typing import Any
 from fedvlp.cli import known
 from fedvlp.core.names import name_of
 from fedvlp.data.sources import FEDERATIONS, SOURCES
-from fedvlp.data.synthetic.cohort import COHORTS
+from fedvlp.data.synthetic.drawn_cohort import COHORTS
 from fedvlp.run.evaluate import DOWNSTREAM, EVALUATIONS
 from fedvlp.run.presets import PRESETS
 

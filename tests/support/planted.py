@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 
 CANARIES = ("zyxferreira", "qq0048392175", "zanzibar quagmire", "19470231", "kumquatweg", "acqx20481733")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg
 from fedvlp.models.dual_encoder import ModelConfig

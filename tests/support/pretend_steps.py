@@ -19,7 +19,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
 from fedvlp.core.types import Broadcast
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.deploy.envelope import Watched
 from fedvlp.methods import FedDRA
 from fedvlp.models.dual_encoder import ModelConfig

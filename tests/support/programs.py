@@ -24,8 +24,9 @@ BIN = Path(sys.executable).parent
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
-        "fedvlp.cli", "fedvlp.run.simulate", "fedvlp.run.evaluate", "fedvlp.flare.jobs", "fedvlp.report.page", "scipy",
-        "matplotlib.figure", "matplotlib.backends.backend_svg", "torch.utils.tensorboard", "PIL.Image", "pytest",
+        "fedvlp.cli", "fedvlp.run.simulate", "fedvlp.run.evaluate", "fedvlp.flare.jobs", "fedvlp.report.run_page",
+        "scipy", "matplotlib.figure", "matplotlib.backends.backend_svg", "torch.utils.tensorboard", "PIL.Image",
+        "pytest",
     ]
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedvlp.data.labels import CHEXPERT
-from fedvlp.data.sources.cifar100 import RECORD
+from fedvlp.data.sources.captions_and_classes import RECORD
 from fedvlp.data.sources.mimic_cxr import MIMICSource
 from fedvlp.data.sources.retina import BASES
 from fedvlp.data.sources.tabular import CandidPTXSource, RSNASource

@@ -14,7 +14,7 @@ import torch
 
 from fedvlp.core.server_state import Server
 from fedvlp.report import figures
-from fedvlp.report.page import write
+from fedvlp.report.run_page import write
 from fedvlp.run import presets
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import Record

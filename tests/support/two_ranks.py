@@ -18,7 +18,7 @@ from fedvlp.core.checkpoint import save_tensors
 from fedvlp.core.metric_names import TIMES
 from fedvlp.core.types import Broadcast, Update
 from fedvlp.data.loader import SiteData
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import FedAvg, FedDRA, FedRGB

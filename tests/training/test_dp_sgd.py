@@ -18,13 +18,12 @@ from torch import Tensor
 from fedvlp.core.client import Client
 from fedvlp.core.metric_names import RECORD_EPSILON, loss_term
 from fedvlp.core.types import Broadcast
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import SCAFFOLD, FedAvg, FedDRA, FedProx, FedRGB
 from fedvlp.objectives import BYOLConfig, ConVIRTConfig, GLoRIAConfig, MedCLIPConfig, MGCAConfig
-from fedvlp.run.accountant import record_epsilon
-from fedvlp.run.cautions import cautions, train_sizes
+from fedvlp.run.cautions import cautions, record_epsilon, train_sizes
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import largest_by_site
 from fedvlp.run.presets import get

@@ -15,7 +15,7 @@ from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Broadcast, Update
 from fedvlp.data import loader
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import FedAvg, FedDRA, FedFed, FedMOON, FedRGB

@@ -13,20 +13,31 @@ from typing import Annotated
 
 import typer
 
-from fedvlp.cli import jobs, laboratory, new, presets, pretrain, runs, sites, stopping, sweep, towers, use
+from fedvlp.cli import (
+    job_commands,
+    laboratory,
+    new_command,
+    preset_commands,
+    run_commands,
+    site_commands,
+    start_commands,
+    stopping,
+    sweep_command,
+    use_commands,
+)
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
-app.add_typer(presets.app)
-app.add_typer(runs.app)
-app.add_typer(use.app)
-app.add_typer(sweep.app)
+app.add_typer(preset_commands.app)
+app.add_typer(run_commands.app)
+app.add_typer(use_commands.app)
+app.add_typer(sweep_command.app)
 app.add_typer(laboratory.app)
-app.add_typer(pretrain.app)
-app.add_typer(sites.app)
-app.add_typer(towers.app, name="towers")
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(new.app, name="new")
-app.add_typer(sites.policy, name="site")
+app.add_typer(start_commands.app)
+app.add_typer(site_commands.app)
+app.add_typer(start_commands.towers_app, name="towers")
+app.add_typer(job_commands.app, name="jobs")
+app.add_typer(new_command.app, name="new")
+app.add_typer(site_commands.policy, name="site")
 
 
 def _version(asked: bool) -> None:
@@ -91,7 +102,7 @@ def _in_our_words(error: Exception) -> str | None:
         return str(error)
     from fedvlp.core.checkpoint import CheckpointError
     from fedvlp.federation.loop import QuorumLostError
-    from fedvlp.models.hub import NoWeightsError
+    from fedvlp.models.fetched import NoWeightsError
     from fedvlp.training.config import DeviceError
 
     ours = (CheckpointError, QuorumLostError, NoWeightsError, DeviceError)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +16,10 @@ from fedvlp.cli.known import OPTION, overridden, split_site
 
 if TYPE_CHECKING:
     from fedvlp.data.deid import Accepted
-    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
     from fedvlp.run.experiment import Experiment, Partition, Source
+    from fedvlp.run.folder import RunFolder
+
 
 Setting = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, e.g. method.rho=0.1; may be repeated.")
@@ -77,6 +82,32 @@ def given(context: typer.Context, read: Collection[str] = ()) -> dict[str, str]:
     return typed
 
 
+def typed_again(accept_phi_risk: bool, accept_phi_kind: list[str] | None, plugins: list[str] | None) -> list[str]:
+    """The words by which a command that goes on accepts what this one does, with the same plugins."""
+    words = ["--accept-phi-risk"] * accept_phi_risk
+    words += [word for kind in accept_phi_kind or () for word in ("--accept-phi-kind", kind)]
+    return words + [word for plugin in plugins or () for word in ("--plugin", plugin)]
+
+
+def resumed(
+    context: typer.Context, run: Path, preset: str | None, read: Collection[str], option: str
+) -> tuple[RunFolder, Experiment]:
+    """The run that ``--resume`` goes on with, and what it was started with.
+
+    ``read``: the options that count there as well. ``option``: how the command calls its ``preset``. Raises ValueError
+    for any other option, and for the preset of another run.
+    """
+    if unread := given(context, read):
+        raise ValueError(f"--resume goes on with the run's own configuration; leave {', '.join(unread.values())} out")
+    from fedvlp.run.folder import RunFolder
+
+    folder = RunFolder(run)
+    experiment = folder.experiment()
+    if preset not in (None, experiment.name):
+        raise ValueError(f"--resume is a run of {experiment.name}, not of {preset}; leave {option} out")
+    return folder, experiment
+
+
 def configured(
     preset: str | Experiment,
     data: str | None,
@@ -105,7 +136,7 @@ def configured(
         known.refuse_experiment(preset, data, at, settings)
     from fedvlp.data.sources.table import TableSource
     from fedvlp.run import presets, terms
-    from fedvlp.run.paths import absolute
+    from fedvlp.run.fitting import absolute
 
     experiment = presets.get(preset) if isinstance(preset, str) else preset
     if like is not None:
@@ -140,7 +171,7 @@ def _chosen_data(
     from dataclasses import replace
 
     from fedvlp.data.cohort import PUBLIC
-    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
     from fedvlp.run.site_sources import SiteSources
 
     size = experiment.model.image_size
@@ -179,7 +210,7 @@ def _own_cohort(experiment: Experiment) -> SyntheticCohort | None:
 
     It has others where it is another run's, or on another run's terms.
     """
-    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
     from fedvlp.run import presets
 
     try:
@@ -195,7 +226,7 @@ def _on_data(experiment: Experiment, chosen: Any, settings: list[str]) -> Experi
     """The experiment on the data set ``chosen``, with all that it takes over from it."""
     from dataclasses import replace
 
-    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
     from fedvlp.run.fitting import fitted
 
     of_files = not isinstance(chosen, SyntheticCohort)
@@ -206,7 +237,7 @@ def _on_data(experiment: Experiment, chosen: Any, settings: list[str]) -> Experi
 
 def _with_sites(experiment: Experiment, sites: int, chosen: Any) -> Experiment:
     """The experiment with so many sites, in every setting that counts them."""
-    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
     from fedvlp.run.config import override
 
     experiment = override(experiment, "partition.sites", str(sites))
@@ -249,7 +280,7 @@ def records_of(data: str, image_size: int) -> Source:
     """The data set of ``--data`` for a model that is there already. Raises ValueError for an unknown source."""
     from dataclasses import replace
 
-    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 
     chosen = source_of(data, image_size) or SyntheticCohort()
     return replace(chosen, image_size=image_size) if isinstance(chosen, SyntheticCohort) else chosen
@@ -264,7 +295,7 @@ def source_of(data: str | None, image_size: int) -> Source | None:
     """
     known.data_set(data or "synthetic")
     from fedvlp.data.sources import FEDERATIONS, SOURCES
-    from fedvlp.data.synthetic.cohort import COHORTS
+    from fedvlp.data.synthetic.drawn_cohort import COHORTS
     from fedvlp.deploy.named_data import NamedData
     from fedvlp.run.config import choose, override
 
@@ -302,7 +333,7 @@ def _needed(kind: type) -> set[str]:
 
 def site_source(spec: str, image_size: int, option: str = "--site") -> Source:
     """The data set of one ``option``. Raises ValueError for one that deals records to sites itself, as the built-in."""
-    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 
     source = None if spec.startswith("named:") else source_of(spec, image_size)
     if source is None or isinstance(source, SyntheticCohort) or hasattr(source, "by_site"):
@@ -319,3 +350,86 @@ def stored(source: Any, cache: Path | None) -> Any:
     if not hasattr(source, "cache"):
         raise ValueError("--cache is for data sets of image files; the built-in cohorts are drawn anew in each run")
     return replace(source, cache=str(cache.absolute()))
+
+
+# What ``--config FILE`` says: a preset and settings as TOML, or the ``config.json`` of a run.
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """A file's content, or that of none; ``experiment`` is given by a run's alone, and is all of it."""
+
+    preset: str | None = None
+    data: str | None = None
+    sites: int | None = None
+    settings: tuple[str, ...] = ()  # "method.rho=0.5", as --set takes them
+    experiment: Experiment | None = None
+
+    def base(self, preset: str | None) -> str | Experiment:
+        """What the settings are changes of: the preset of the command line, or else the file's.
+
+        Raises ValueError without either, and for a preset beside a run's config.json, which has its own method.
+        """
+        if self.experiment is not None and preset is not None:
+            raise ValueError(f"--config is a run's, which says what is trained; leave the preset {preset!r} out")
+        base = self.experiment or preset or self.preset
+        if base is None:
+            raise ValueError("no preset; name one (`fedvlp presets` lists them), or give --config FILE with one")
+        return base
+
+
+WORDS = {"preset": str, "data": str, "sites": int}
+"""What stands above a file's settings, as the options of these names take it."""
+
+
+def read_config_file(path: Path) -> ConfigFile:
+    """The content of a file that ends in .toml or .json. Raises ValueError that says what is wrong, and where."""
+    kinds = {".toml": _of_toml, ".json": _of_run}
+    if path.suffix not in kinds:
+        raise ValueError(f"--config is {path.name!r}; expected a file that ends in .toml, or the config.json of a run")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise ValueError(f"--config {path.name}: {why}") from None
+    try:
+        return kinds[path.suffix](text)
+    except ValueError as error:
+        raise ValueError(f"--config {path.name}: {error}") from None
+
+
+def _of_toml(text: str) -> ConfigFile:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    content = tomllib.loads(text)
+    for name, kind in WORDS.items():
+        if name in content and not isinstance(content[name], (kind, dict)):  # [data] is a section of settings
+            raise ValueError(f"{name} is {content[name]!r}; expected a {kind.__name__}, as --{name} takes it")
+    words = {name: content.pop(name) for name in WORDS if not isinstance(content.get(name), (dict, type(None)))}
+    return ConfigFile(**words, settings=tuple(f"{key}={value}" for key, value in _settings(content)))
+
+
+def _settings(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """("method.rho", "0.5") of every value of a table and its sections, in the file's order."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{above}{key}.")
+        elif isinstance(value, str):
+            yield above + key, value
+        elif isinstance(value, (bool, int, float, list)):
+            yield above + key, json.dumps(value)
+        else:
+            kind = type(value).__name__
+            raise ValueError(f"{above}{key} is a {kind}; expected a number, text, true, false or a list")
+
+
+def _of_run(text: str) -> ConfigFile:
+    from fedvlp.run.config import from_config
+    from fedvlp.run.experiment import Experiment
+
+    experiment = from_config(json.loads(text))
+    if not isinstance(experiment, Experiment):
+        raise ValueError("no experiment; expected the config.json in the folder of a run")
+    return ConfigFile(experiment=experiment)

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from fedvlp.core import history
+from fedvlp.core.aggregation import Averaging, Mean
 from fedvlp.core.change import EXACT_NUMEL
 from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_tensors, unread
 from fedvlp.core.history import Written
-from fedvlp.core.robust_mean import Averaging, Mean
 from fedvlp.core.snapshots import APART
-from fedvlp.core.spool import PARK_BYTES
-from fedvlp.core.tensor_file import TensorFile, write_tensors
+from fedvlp.core.tensor_file import PARK_BYTES, TensorFile, write_tensors
 from fedvlp.core.types import State
 
 if TYPE_CHECKING:

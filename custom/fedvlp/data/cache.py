@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvlp.data.cache_format import FORMAT, SERIAL, Building, Decode, Shards
+from fedvlp.data.cache_build import FORMAT, SERIAL, Building, Decode, Shards
 
 
 @dataclass(frozen=True, eq=False)

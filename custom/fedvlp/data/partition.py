@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from fedvlp.core.json_file import read_json
 from fedvlp.data.cohort import digest
 
 FORMAT = 1
@@ -144,28 +143,6 @@ def write_assignment(
     partial.write_text(json.dumps(body), encoding="utf-8")
     os.replace(partial, target)
     return body["sha256"]
-
-
-def read_assignment(path: str | Path, ids: Sequence[str] | None = None) -> np.ndarray:
-    """Site index [N] int64 from a file of ``write_assignment``; with ``ids``, of exactly these records in their order.
-
-    Raises ValueError for another format, a hash that does not match, or other records.
-    """
-    body = read_json(Path(path))
-    if body.get("format") != FORMAT:
-        raise ValueError(f"partition: assignment has format {body.get('format')!r}; expected {FORMAT}")
-    if body.get("sha256") != _hash(body):
-        raise ValueError(
-            "partition: the assignment does not match its sha256; it was edited or cut short, so write it again"
-        )
-    assignment = np.asarray(body["assignment"], dtype=np.int64)
-    if ids is None:
-        return assignment
-    position = {name: row for row, name in enumerate(body["ids"])}
-    missing = sum(name not in position for name in ids)
-    if missing or len(ids) != len(position):
-        raise ValueError(f"partition: assignment of {len(position)} records, asked for {len(ids)}, {missing} unknown")
-    return assignment[[position[name] for name in ids]]
 
 
 def _hash(body: dict[str, Any]) -> str:

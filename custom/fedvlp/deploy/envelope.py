@@ -21,7 +21,7 @@ from fedvlp.core.validate import require
 from fedvlp.deploy.machine import memory_gb
 from fedvlp.deploy.named_data import NamedData
 from fedvlp.evaluation import metric_names
-from fedvlp.run import footprint, presets
+from fedvlp.run import dry_run, presets
 from fedvlp.run.config import fingerprint, refuse_misfit, to_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.fitting import for_sites, undealt
@@ -104,9 +104,9 @@ class Envelope:
     processes: int = 8  # that train together
     threads: int = 16  # of each of them
     hours: float = 24.0  # that one task may take
-    most_membership: float = 100.0  # area in percent, 50 to 100 (evaluation/audit/outgoing.py); 100: not measured
+    most_membership: float = 100.0  # area in percent, 50 to 100 (evaluation/audit/one_update.py); 100: not measured
     least_quorum: int = 0  # sites whose updates a round of a job must need; 0: any number
-    memory_gb: float = 0.0  # that training may need, as estimated (run/footprint.py); 0: what the machine has
+    memory_gb: float = 0.0  # that training may need, as estimated (run/dry_run.py); 0: what the machine has
     image_size: int = 1024  # side of the largest images that a job may have decoded, pixels
     cache_gb: float = 500.0  # of decoded images, in all; beyond it those that were used least recently go
 
@@ -193,7 +193,7 @@ class Envelope:
         Nothing of the job is built before. Its towers are those of the site (``with_own_towers``).
         """
         device = experiment.training.torch_device()
-        most, needed = self.memory_gb or memory_gb(device), footprint.bytes_needed(experiment, site, processes) / 1e9
+        most, needed = self.memory_gb or memory_gb(device), dry_run.bytes_needed(experiment, site, processes) / 1e9
         if needed > most:
             raise EnvelopeError(
                 f"training needs an estimated {needed:.1f} GB of memory in each process; this site has, or gives a "

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from fedvlp.core.types import State
 from fedvlp.deploy.envelope import Watched
 from fedvlp.evaluation.audit.membership import Membership
-from fedvlp.evaluation.audit.outgoing import UnmeasuredError, strongest
+from fedvlp.evaluation.audit.one_update import UnmeasuredError, strongest
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.run.assembly import Assembly

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedvlp.data.cache_format import Building
+from fedvlp.data.cache_build import Building
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.deid import Accepted, refuse_phi
 from fedvlp.data.screening import Screened

@@ -20,7 +20,7 @@ from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.deid import kinds_of
 from fedvlp.data.screening import Screened, screen_all
 from fedvlp.data.sources import SOURCES, FileSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.deploy.envelope import Envelope
 from fedvlp.deploy.named_data import NamedData, SiteConfigError
 from fedvlp.models import initial

@@ -26,7 +26,8 @@ from fedvlp.data.burned_in import ACCEPT, HEADER, SEARCH, can_search
 from fedvlp.data.sources import FileSource
 from fedvlp.deploy import software
 from fedvlp.deploy.machine import FREE_GB, JOBS_SOCKET, Check, path_check
-from fedvlp.deploy.site_config import SiteConfig, SiteConfigError
+from fedvlp.deploy.named_data import SiteConfigError
+from fedvlp.deploy.site_config import SiteConfig
 from fedvlp.run.lock import FolderInUseError, in_use
 
 FLARE = "2.9."  # server and sites run one minor version

@@ -18,7 +18,7 @@ from fedvlp.core.method import Method
 from fedvlp.core.types import Broadcast, State, group
 from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.output import new_figure, write_csv, write_png
-from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.training.config import Training

@@ -24,9 +24,7 @@ from torch.nn import functional as F
 from fedvlp.core.seeds import seed as seed_of
 from fedvlp.core.seeds import seeded
 from fedvlp.data.cohort import Cohort
-from fedvlp.evaluation.calibration import calibration_error
 from fedvlp.evaluation.classification import refuse_nan
-from fedvlp.evaluation.comparison import delong, holm
 from fedvlp.evaluation.downstream import (
     Records,
     Subset,
@@ -38,8 +36,29 @@ from fedvlp.evaluation.downstream import (
     subsets,
     train_head,
 )
-from fedvlp.evaluation.intervals import Figure, Interval, area_of, bootstrap, difference, macro, mean_of
+from fedvlp.evaluation.intervals import Figure, Interval, area_of, bootstrap, delong, difference, holm, macro, mean_of
 from fedvlp.evaluation.output import columns_of, write_table
+
+# Expected calibration error (Guo et al., 2017, https://arxiv.org/abs/1706.04599): stated beside true probability.
+
+BINS = 15
+"""Of equal width on 0..1, as in the paper."""
+
+
+def calibration_error(stated: Tensor, happened: Tensor, bins: int = BINS) -> float:
+    """Mean over records of |mean stated probability - share that happened| in the record's bin, 0..1.
+
+    ``stated`` [N] in 0..1, ``happened`` [N] in {1, 0}. Bin b holds (b - 1) / bins < p <= b / bins, the first 0 too.
+    Raises ValueError without a record.
+    """
+    if not len(stated) or len(stated) != len(happened):
+        raise ValueError(f"calibration: {len(stated)} probabilities and {len(happened)} outcomes; expected one each")
+    inner = torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1]
+    index = torch.bucketize(stated.double(), inner)  # [N]
+    zeros = torch.zeros(bins, dtype=torch.float64)
+    gap = zeros.index_add(0, index, stated.double() - happened.double())  # [bins], count times difference of the means
+    return float(gap.abs().sum() / len(stated))
+
 
 log = logging.getLogger(__name__)
 

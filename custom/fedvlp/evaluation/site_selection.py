@@ -14,9 +14,8 @@ from torch import Tensor
 
 from fedvlp.core.client import Client
 from fedvlp.core.optimizers import Adam
-from fedvlp.evaluation.prompts import prompts
-from fedvlp.evaluation.site_metrics import embed_images
-from fedvlp.evaluation.zero_shot import class_texts, embedded_texts, site_probabilities
+from fedvlp.evaluation.retrieval import embed_images
+from fedvlp.evaluation.zero_shot import class_texts, embedded_texts, prompts, site_probabilities
 from fedvlp.models.selector import Selector
 
 PROMPTS = 10  # of each class, with seed 0

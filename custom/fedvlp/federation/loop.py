@@ -18,12 +18,11 @@ from typing import Any
 from torch import Tensor
 
 from fedvlp.core import metric_names
-from fedvlp.core.aggregation import bounded, in_site_order
+from fedvlp.core.aggregation import MEAN, Averaging, bounded, in_site_order
 from fedvlp.core.change import WEIGHTS, Change, Norms
 from fedvlp.core.gate import check
 from fedvlp.core.method import Method
-from fedvlp.core.robust_mean import MEAN, Averaging
-from fedvlp.core.server_optimizer import NONE, ServerOptimizer
+from fedvlp.core.optimizers import NONE, ServerOptimizer
 from fedvlp.core.server_state import Server
 from fedvlp.core.snapshots import Snapshots
 from fedvlp.core.types import EVALUATE, MODALITIES, Broadcast, Expected, Failure, FailureKind, Reply, State, Update
@@ -52,10 +51,10 @@ class Rounds:
     max_missed: int = 2  # a site silent for so many consecutive rounds is benched: left out for now
     probe_every: int = 3  # a benched site is asked again every so many rounds
     clip_to_median: float = 5.0  # a change longer than so many times the sites' median is shortened to it; 0 = never
-    averaging: str = MEAN  # of updates: mean | trimmed | median (core/robust_mean.py)
+    averaging: str = MEAN  # of updates: mean | trimmed | median (core/aggregation.py)
     trim: float = 0.2  # trimmed: share of the sites that is left out at each end
     max_empty: int = 10  # the run stops after so many consecutive phases in which no site had a training sample
-    server_optimizer: str = NONE  # none | momentum (FedAvgM) | adam (FedAdam) | yogi (core/server_optimizer.py)
+    server_optimizer: str = NONE  # none | momentum (FedAvgM) | adam (FedAdam) | yogi (core/optimizers.py)
     server_lr: float = 0.0  # its learning rate; 0 = 1 of momentum, 0.01 of adam and yogi
     server_beta1: float = 0.9  # decay of the mean of changes
     server_beta2: float = 0.99  # decay of the mean of squared changes, adam and yogi only

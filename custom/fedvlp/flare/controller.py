@@ -24,7 +24,7 @@ from nvflare.widgets.widget import WidgetID
 
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.method import Method
-from fedvlp.core.spool import PARK_BYTES
+from fedvlp.core.tensor_file import PARK_BYTES
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, total_size
 from fedvlp.core.validate import require
 from fedvlp.deploy.site_config import accepts_phi_risk, at_server, is_server, with_own_towers

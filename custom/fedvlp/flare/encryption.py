@@ -26,12 +26,11 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from torch import Tensor
 
-from fedvlp.core.aggregation import Aggregator
+from fedvlp.core.aggregation import MEAN, Aggregator
 from fedvlp.core.checkpoint import save_json, save_tensors
 from fedvlp.core.method import Method, Schedule, ServerHooks, overridden
+from fedvlp.core.optimizers import NONE
 from fedvlp.core.privacy import PrivacyError
-from fedvlp.core.robust_mean import MEAN
-from fedvlp.core.server_optimizer import NONE
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, Broadcast, Expected, State, Update
 from fedvlp.core.validate import require

@@ -24,7 +24,8 @@ from nvflare.fuel.f3.cellnet.defs import CellChannel
 
 from fedvlp.core.types import Failure, FailureKind
 from fedvlp.core.validate import require
-from fedvlp.deploy.site_config import FILE, SiteConfigError, envelope_at, processes_at
+from fedvlp.deploy.named_data import SiteConfigError
+from fedvlp.deploy.site_config import FILE, envelope_at, processes_at
 from fedvlp.flare import child_protocol, messages
 from fedvlp.flare.messages import BEHIND, CHILD_LOST, MOST_SAMPLES
 from fedvlp.flare.paths import SitePaths

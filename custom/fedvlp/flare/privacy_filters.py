@@ -30,7 +30,7 @@ from fedvlp.core.types import MODALITIES, FailureKind, State, Update, subject
 from fedvlp.core.validate import require
 from fedvlp.deploy.envelope import Behind
 from fedvlp.deploy.site_config import envelope_at
-from fedvlp.evaluation.audit.words import standing_out
+from fedvlp.evaluation.audit.one_update import standing_out
 from fedvlp.federation.site import failure
 from fedvlp.flare import messages
 from fedvlp.flare.messages import BEHIND
@@ -240,9 +240,9 @@ class AuditOutgoing(UpdateFilter):
     """Attacks the update that is about to leave, as its receiver could, and refuses one that tells more than ``most``.
 
     Of the two-dimensional tensors named in ``names`` (exactly, or with ``*``, ``?``, ``[ab]``), word embeddings above
-    all, the rows that changed otherwise than all do tell which words occurred (evaluation/audit/words.py). How many
-    these are is in the site's own log. Where none or every row stands out, as under noise, nothing is told. List it
-    after the filters that protect: it then sees what leaves. ``most`` below 0 refuses nothing. A name that matches
+    all, the rows that changed otherwise than all do tell which words occurred (evaluation/audit/one_update.py). How
+    many these are is in the site's own log. Where none or every row stands out, as under noise, nothing is told. List
+    it after the filters that protect: it then sees what leaves. ``most`` below 0 refuses nothing. A name that matches
     nothing is a mistake.
     """
 

@@ -16,7 +16,7 @@ from fedvlp.core.types import EVALUATE, WIRE_VERSIONS, Broadcast, State, Update
 from fedvlp.data.cache import forget_oldest
 from fedvlp.deploy.envelope import Behind, Envelope, Watched
 from fedvlp.deploy.site_config import SYNTHETIC, accepts_phi_risk, at_site, caches_at, envelope_at
-from fedvlp.evaluation.audit.outgoing import strongest
+from fedvlp.evaluation.audit.one_update import strongest
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.federation.site import Site
 from fedvlp.flare.paths import LAST_ONE_ENDS, SitePaths, folder_at_site, note_records

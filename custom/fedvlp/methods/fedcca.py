@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client, NoLossError
 from fedvlp.core.method import Method
-from fedvlp.core.server_optimizer import NONE
+from fedvlp.core.optimizers import NONE
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import CHANGE, Broadcast, Expected, State, Update, group
 from fedvlp.core.validate import require

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from fedvlp.core.aggregation import Aggregator
+from fedvlp.core.aggregation import MEAN, Aggregator
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
-from fedvlp.core.robust_mean import MEAN
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import CHANGE, EVALUATE, KEPT, Broadcast, Expected, State, Update, is_statistic, with_prefix
 from fedvlp.core.validate import require

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedvlp.core.aggregation import Aggregator
+from fedvlp.core.aggregation import MEAN, Aggregator
 from fedvlp.core.client import EXTRA
 from fedvlp.core.method import Method
-from fedvlp.core.robust_mean import MEAN
 from fedvlp.core.server_state import Server
 from fedvlp.core.tensor_file import TensorFile
 from fedvlp.core.types import Broadcast, State, Update

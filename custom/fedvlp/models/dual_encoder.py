@@ -24,17 +24,51 @@ from fedvlp.core.seeds import seed as named_seed
 from fedvlp.core.seeds import seeded
 from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, VLOutput, group, is_statistic
 from fedvlp.models import adapters
-from fedvlp.models.deferred import INPUTS, Deferred
-from fedvlp.models.heads import NORMS, head
 from fedvlp.models.initial import InitialWeightsError, load_initial, own_folder, pinned, settled
 from fedvlp.models.pretrained import alignment_block, image_tower, text_tower
 from fedvlp.models.serialization import USE, read_config, read_weights, verify_checksums, write_checksums
-from fedvlp.models.side_by_side import Junction, apart, both, junction
+from fedvlp.models.side_by_side import INPUTS, Deferred, Junction, apart, both, junction
 from fedvlp.models.tiny import BUILT_IN, Block, HashTokenizer, TextTower, Tokenizer, Tower
 from fedvlp.models.use import Usable
 
 if TYPE_CHECKING:
     from fedvlp.core.client import MicroBatching
+
+
+# Projection heads of FedDRA, FedRGB and MGCA (spec 1.1).
+
+NORMS = ("batch", "layer", "none")
+
+
+class _BatchNorm(nn.BatchNorm1d):
+    """BatchNorm1d that refuses a training batch of one, whose variance is undefined, and says what to do."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training and len(input) < 2:
+            raise ValueError(
+                f"projection head: training batch of {len(input)} with head_norm 'batch', expected at least 2; drop "
+                "the short last batch, or set head_norm to 'layer'"
+            )
+        return super().forward(input)
+
+
+def head(width: int, hidden: int | None, d: int, kind: str) -> nn.Sequential:
+    """Projection head [B, W] -> [B, d]: Linear(W, hidden), norm, ReLU, Linear(hidden, d), norm without affine weights.
+
+    ``hidden`` None gives one Linear(W, d). ``kind`` of the norm is one of ``NORMS``.
+    """
+    if hidden is None:
+        return nn.Sequential(nn.Linear(width, d))
+
+    def norm(features: int, affine: bool) -> nn.Module:
+        if kind == "batch":
+            return _BatchNorm(features, affine=affine)
+        if kind == "layer":
+            return nn.LayerNorm(features, elementwise_affine=affine)
+        return nn.Identity()
+
+    return nn.Sequential(nn.Linear(width, hidden), norm(hidden, True), nn.ReLU(), nn.Linear(hidden, d), norm(d, False))
+
 
 FORMAT = 1  # of the folder written by DualEncoder.save
 WEIGHTS = "model.safetensors"
@@ -216,7 +250,9 @@ class DualEncoder(Usable, nn.Module):
         self._adapt(seed)
         self.preprocessing: dict[str, Any] = {}  # how films and phrases are prepared, as config.json says it
         self.prompts: dict[str, tuple[str, ...]] = {}  # the model's own classes for zero-shot: sentences of each
-        self.start: dict[str, Any] = {}  # of a model of another library (models/start.py): what it is, its temperature
+        self.start: dict[
+            str, Any
+        ] = {}  # of a model of another library (models/other_libraries.py): what it is, its temperature
         self.frozen_statistics: tuple[str, ...] = ()  # modules whose running statistics its run left as they were
 
     def _adapt(self, seed: int) -> None:

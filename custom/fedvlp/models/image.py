@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.core.json_file import read_json
-from fedvlp.models.hub import IN_KIT, NoWeightsError, what_is_here
+from fedvlp.models.fetched import IN_KIT, NoWeightsError, what_is_here
 from fedvlp.models.tiny import Normalised, Tower, as_channels, first_attention
 
 

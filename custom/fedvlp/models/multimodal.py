@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from fedvlp.core.seeds import seeded
 from fedvlp.core.types import VLOutput
-from fedvlp.models.deferred import Deferred
 from fedvlp.models.dual_encoder import DualEncoder, Encoded, ModelConfig
+from fedvlp.models.side_by_side import Deferred
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedvlp.core.types import VLOutput
+from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, VLOutput
+
+if TYPE_CHECKING:
+    from fedvlp.core.client import MicroBatching
+
 
 First = TypeVar("First")
 Second = TypeVar("Second")
@@ -136,3 +140,29 @@ def _came(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list
 
 def _carry_on(pairs: Sequence[Pair]) -> None:
     torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
+
+
+# Towers that run only when a model aligns their outputs: used while gradients are cached (training/grad_cache.py).
+
+INPUTS = ("image", "text", "text_mask", "views", IMAGE_TOKENS, TEXT_TOKENS)
+"""Keys of a batch that the towers read, or that stand for what they would make of it."""
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """Stands for ``encoder.towers(batch)`` until a model aligns it: outputs take less memory after alignment."""
+
+    encoder: Any  # a DualEncoder
+    batch: Batch
+    micro_batches: MicroBatching
+    gradient: bool = field(default_factory=torch.is_grad_enabled)  # whether gradients were on when it was made
+
+    def aligned(self, model: Any) -> VLOutput:
+        """``model.align`` of the towers' outputs, computed chunk by chunk."""
+
+        def towers(batch: Batch) -> VLOutput:
+            with torch.set_grad_enabled(self.gradient and torch.is_grad_enabled()):
+                encoded = self.encoder.towers(batch)
+            return model.align(encoded)
+
+        return self.micro_batches.map(towers, self.batch)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedvlp.core.types import CONTINUATION, SPECIAL, WORD
-from fedvlp.models.hub import IN_KIT, NoWeightsError, unreachable
+from fedvlp.models.fetched import IN_KIT, NoWeightsError, unreachable
 from fedvlp.models.tiny import HashTokenizer, TextTower, Tokenizer, check_length, first_attention
 
 BERT_VOCABULARY = {"bert-base-cased": 28_996, "bio_clinicalbert": 28_996, "bert-base-uncased": 30_522}

@@ -20,7 +20,7 @@ from fedvlp.core.objective import ObjectiveModule
 from fedvlp.core.seeds import seeded
 from fedvlp.core.types import Batch, VLOutput
 from fedvlp.objectives.convirt import info_nce
-from fedvlp.objectives.words import FAR, sum_by_word, word_index, word_mask
+from fedvlp.objectives.gloria import FAR, sum_by_word, word_index, word_mask
 
 SOFT = 0.03
 """From this epsilon on the exponentials of cosines, and their shares, are numbers that float32 has."""

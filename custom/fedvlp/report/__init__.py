@@ -1,1 +1,1 @@
-"""The report page of a run (``page.write``): a file for each section."""
+"""The report page of a run (``page.write``): ``sections`` has its short ones."""

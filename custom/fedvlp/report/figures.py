@@ -178,9 +178,15 @@ def ranges(
             below, above = interval.value - interval.low, interval.high - interval.value
             bounds = [[max(below, 0.0)], [max(above, 0.0)]]  # percentiles may leave the value out; nan draws no bar
             drawn = axes.errorbar(
-                interval.value, rows.index(row) + offset, xerr=bounds, fmt=style["marker"], ms=4.5,
-                color=style["color"], capsize=2, lw=1.1,
-            )  # fmt: skip
+                interval.value,
+                rows.index(row) + offset,
+                xerr=bounds,
+                fmt=style["marker"],
+                ms=4.5,
+                color=style["color"],
+                capsize=2,
+                lw=1.1,
+            )
         handles.append(drawn)
     axes.set_yticks(range(len(rows)), shown)
     axes.set_ylim(len(rows) - 0.5, -0.5)

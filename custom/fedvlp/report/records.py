@@ -16,8 +16,8 @@ from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.report import figures
 from fedvlp.report.explore.pictures import film
 from fedvlp.report.html import grid, text
-from fedvlp.report.public_set import components
 from fedvlp.report.run import Run
+from fedvlp.report.sections import components
 from fedvlp.run.compare import FinishedRun, Vectors
 from fedvlp.run.recalls import is_built_in
 from fedvlp.training.config import DeviceError

@@ -17,13 +17,12 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
 from fedvlp.data.cohort import PUBLIC, SPLITS, Cohort, NoRecordsError, digest
 from fedvlp.data.deid import Accepted, refuse_phi
-from fedvlp.data.kept import kept_tokens
 from fedvlp.data.loader import SiteData
 from fedvlp.data.partition import dirichlet_partition, published_columns
 from fedvlp.data.report_imputation import retrieve_reports
-from fedvlp.data.screening import Summary, screen
+from fedvlp.data.screening import Summary, kept_tokens, screen
 from fedvlp.evaluation.classification import Classification
-from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.federation.server_trainer import ServerTrainer
 from fedvlp.federation.site import Evaluate, Site
 from fedvlp.federation.site_memory import SiteMemory
@@ -31,7 +30,7 @@ from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import load_initial, made
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.models.side_by_side import may_gain
-from fedvlp.run.accountant import record_epsilon
+from fedvlp.run.cautions import record_epsilon
 from fedvlp.run.experiment import POOLED, Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import about

@@ -22,30 +22,30 @@ from fedvlp.core.metric_names import RECORD_EPSILON, SITE_EPSILON
 from fedvlp.core.types import State
 from fedvlp.core.validate import require
 from fedvlp.evaluation import distortion
-from fedvlp.evaluation.audit.canaries import MEMORISED, UNSEEN, Exposure
+from fedvlp.evaluation.audit.canaries import MEMORISED, UNSEEN, Exposure, train_on
 from fedvlp.evaluation.audit.canaries import PLANTED as PLANTED_CANARIES
-from fedvlp.evaluation.audit.gradients import GRADIENT
-from fedvlp.evaluation.audit.inversion import Inversion
+from fedvlp.evaluation.audit.gradients import GRADIENT, Inversion
 from fedvlp.evaluation.audit.membership import (
+    MEMBERS,
+    OTHERS,
+    POOL,
     RATES,
     Membership,
     largest_area,
     largest_rate,
     matching_weights,
     membership,
+    record_directions,
+    record_scores,
     standardised,
 )
-from fedvlp.evaluation.audit.planted import train_on
-from fedvlp.evaluation.audit.scores import MEMBERS, OTHERS, POOL, record_directions, record_scores
-from fedvlp.evaluation.audit.site_inference import SiteInference
-from fedvlp.evaluation.audit.words import Words
+from fedvlp.evaluation.audit.one_update import SiteInference, Words
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.models.serialization import CARD
 from fedvlp.run import measurements
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.audit_representations import SENT, representation_scores
-from fedvlp.run.audit_updates import LEAK_RATE, LEAK_STEPS, Updates
+from fedvlp.run.audit_updates import LEAK_RATE, LEAK_STEPS, SENT, Updates, representation_scores
 from fedvlp.run.evaluate import last_server, loader, own_models, trained_state
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import largest_by_site

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.client import Client
-from fedvlp.core.types import Batch, State, VLOutput
+from fedvlp.core.types import MODALITIES, Batch, State, VLOutput
 from fedvlp.evaluation import distortion
 from fedvlp.evaluation.audit.canaries import (
     CANARIES,
@@ -27,14 +27,20 @@ from fedvlp.evaluation.audit.canaries import (
     Exposure,
     exposure,
     exposures,
+    joined,
+    own_loss,
     phrases,
+    train_on,
 )
-from fedvlp.evaluation.audit.inversion import FILMS, Inversion, compared, inverted
-from fedvlp.evaluation.audit.planted import joined, own_loss, train_on
-from fedvlp.evaluation.audit.scores import MEMBERS, OTHERS
-from fedvlp.evaluation.audit.site_inference import SiteInference, told
-from fedvlp.evaluation.audit.words import Words, recovered
+from fedvlp.evaluation.audit.gradients import FILMS, Inversion, compared, inverted
+from fedvlp.evaluation.audit.membership import GUESSED, MEMBERS, OTHERS, guessed_cosines
+from fedvlp.evaluation.audit.one_update import SiteInference, Words, recovered, told
+from fedvlp.evaluation.retrieval import embed
+from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.methods.ensemble import MODEL
+from fedvlp.methods.math.contrast import representations
 from fedvlp.run.assembly import Assembly
+from fedvlp.run.folder import RunFolder
 
 FEW = 8
 """Reports of the smallest update that is attacked."""
@@ -87,9 +93,10 @@ class Updates:
         """The name of the text tower's word embedding, if sites send it; "" otherwise."""
         vocabulary = getattr(getattr(self.assembly.modules()[0], "tokenizer", None), "vocabulary", 0)
         rows = (
-            name for name, tensor in self.state.items()
+            name
+            for name, tensor in self.state.items()
             if name.startswith("text_encoder.") and tensor.ndim == 2 and len(tensor) == vocabulary
-        )  # fmt: skip
+        )
         return next(filter(self.shared, rows), "")
 
     def _batch_size(self, count: int) -> int:
@@ -257,3 +264,42 @@ def _with_films(assembly: Assembly) -> Assembly:
 def _taken(batch: Batch, rows: Tensor) -> Batch:
     """Some records of a batch."""
     return {name: tensor[rows.to(tensor.device)] for name, tensor in batch.items()}
+
+
+# The attack on the representations that sites of a finished run sent last (evaluation/audit/membership.py).
+
+UNTRAINED, SENT = "representations, untrained", "representations"
+"""Of the sites' models before and after training; the first is the control."""
+
+Scores = dict[str, dict[str, dict[str, Tensor]]]
+"""Whose scores -> site -> attack -> scores [members + others]."""
+
+
+@torch.no_grad()
+def representation_scores(assembly: Assembly, folder: RunFolder, state: State, data: Mapping[str, Any]) -> Scores:
+    """Of the sites with films and reports whose models stay with them, where there is a public set; the server attacks.
+
+    ``state``: the server's model. ``data``: site -> its records, as the server's model reads them.
+    """
+    scores: Scores = {}
+    for site, records in data.items() if assembly.has_public else ():
+        memory = SiteMemory(folder.path / "sites" / site).newest()
+        own = {name.removeprefix(MODEL): tensor for name, tensor in memory.items() if name.startswith(MODEL)}
+        if not own or set(records.modalities) != set(MODALITIES):
+            continue
+        server = assembly.client("server", records)
+        server.load(state)
+        known = _on_cpu(server)
+        asked = (batch for name in (MEMBERS, OTHERS) for batch in records.batches(name, 32, drop_last=False))
+        film, report = embed(server.model, asked)
+        client = assembly.client(site, records, site)
+        assert client.initial is not None
+        for whose, weights in ((UNTRAINED, client.initial()), (SENT, own)):
+            client.load(weights)
+            score = guessed_cosines(known, _on_cpu(client), {"image": film, "text": report})
+            scores.setdefault(whose, {})[site] = {GUESSED: score}
+    return scores
+
+
+def _on_cpu(client: Client) -> dict[str, Tensor]:
+    return {name: tensor.cpu() for name, tensor in representations(client, MODALITIES).items()}

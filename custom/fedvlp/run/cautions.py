@@ -10,10 +10,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedvlp.data.cohort import PUBLIC, Cohort
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run import presets
-from fedvlp.run.accountant import record_epsilon
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.site_sources import SiteSources
 from fedvlp.training import dp_sgd
@@ -164,3 +163,22 @@ def _listed(counts: Mapping[str, int]) -> str:
     shown = [f"{site} ({count} records)" for site, count in list(counts.items())[:8]]
     more = [f"{len(counts) - 8} more"] if len(counts) > 8 else []
     return ", ".join(shown + more)
+
+
+# What record-level training costs (training/dp_sgd.py), by Opacus's RDP accountant.
+
+
+def record_epsilon(training: Training, records: int, steps: int, delta: float | None = None) -> float:
+    """Epsilon of one record after ``steps`` steps at a site with so many training records: Poisson samples of them.
+
+    ``delta``: that of the settings unless another is given. Raises RecordPrivacyError where Opacus is not installed.
+    """
+    try:
+        from opacus.accountants import RDPAccountant
+    except ImportError:
+        raise dp_sgd.RecordPrivacyError("the accountant is missing here: pip install 'fedvlp[privacy]'") from None
+    if not steps:
+        return 0.0
+    accountant = RDPAccountant()
+    accountant.history = [(training.dp_noise, dp_sgd.rate(training, records), steps)]
+    return float(accountant.get_epsilon(delta=training.dp_delta if delta is None else delta))

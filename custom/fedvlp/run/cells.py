@@ -20,8 +20,7 @@ from typing import Any, Protocol
 from fedvlp.core.validate import require
 from fedvlp.data.deid import Accepted
 from fedvlp.run import plugins
-from fedvlp.run.cell_results import CellResults, Measure, Records, is_drawn
-from fedvlp.run.cell_table import Figures, Origin, Table
+from fedvlp.run.cell_results import CellResults, Figures, Measure, Origin, Records, Table, is_drawn
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import noted_cohort, simulate

@@ -13,8 +13,7 @@ from fedvlp.core.types import State
 from fedvlp.core.validate import require
 from fedvlp.evaluation import distortion
 from fedvlp.evaluation.intervals import Bootstrap, Interval, of_draws, of_worst
-from fedvlp.evaluation.retrieval import in_batch_ranks, ranks
-from fedvlp.evaluation.site_metrics import Retrieval, embed
+from fedvlp.evaluation.retrieval import Retrieval, embed, in_batch_ranks, ranks
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.evaluate import last_server, loader, models_at_sites, paired_sites, trained_state

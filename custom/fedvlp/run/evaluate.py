@@ -18,12 +18,12 @@ from fedvlp.core.types import MODALITIES, State
 from fedvlp.data.cohort import Cohort
 from fedvlp.evaluation import distortion, metric_names
 from fedvlp.evaluation import linear_probe as probes
+from fedvlp.evaluation import retrieval as sources
 from fedvlp.evaluation import segmentation as masks
-from fedvlp.evaluation import source_retrieval as sources
 from fedvlp.evaluation import vqa as answers
 from fedvlp.evaluation import zero_shot as zero
 from fedvlp.evaluation.downstream import never_said, refuse_repeated
-from fedvlp.evaluation.prompts import PROMPTS
+from fedvlp.evaluation.zero_shot import PROMPTS
 from fedvlp.models.load import load_encoders, load_model
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import POOLED, Source

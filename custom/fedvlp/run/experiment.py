@@ -12,7 +12,7 @@ from fedvlp.core.method import Method
 from fedvlp.core.norm_statistics import AVERAGED, CHOICES
 from fedvlp.core.validate import require, require_name
 from fedvlp.data.screening import Source
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.codec import Wire
 from fedvlp.federation.loop import Rounds
 from fedvlp.models.dual_encoder import ModelConfig

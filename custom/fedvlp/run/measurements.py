@@ -6,13 +6,17 @@ nothing. Each file that a report reads is noted with the digest of the records o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import csv
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from fedvlp.core.checkpoint import CheckpointError, load_header, save_json
 from fedvlp.core.json_file import read_json
 from fedvlp.run.folder import RunFolder
+
+Line = TypeVar("Line")
 
 NOTE = "measured.json"
 """In the folder of the files: name of a file -> digest."""
@@ -38,6 +42,23 @@ def is_of_another_model(folder: RunFolder, file: Path) -> bool:
     """
     noted, model = _noted(folder).get(file.name, ""), _model(folder)
     return bool(noted and model) and noted != model
+
+
+def lines_of(folder: RunFolder, file: Path, read: Callable[[Mapping[str, str]], Line]) -> list[Line]:
+    """The lines of a table as ``read`` takes them; none where it is missing or of another model.
+
+    Raises ValueError for damage.
+    """
+    if not file.exists() or is_of_another_model(folder, file):
+        return []
+    try:
+        with open(file, encoding="utf-8", newline="") as lines:
+            return [read(line) for line in csv.DictReader(lines)]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(
+            f"{folder.path}: evaluation/{file.name} is not what fedvlp wrote there; remove it and measure again with "
+            "`fedvlp report RUN --intervals`"
+        ) from None
 
 
 def is_current(folder: RunFolder, file: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from fedvlp import __version__
 from fedvlp.core.metric_names import RECORD_EPSILON, SITE_EPSILON
 from fedvlp.core.names import name_of
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.latent import LatentCohort
 from fedvlp.evaluation import metric_names as names
 from fedvlp.models.dual_encoder import describe

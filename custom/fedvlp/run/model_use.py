@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from fedvlp.core.types import Batch
 from fedvlp.data.preprocessing import Preprocessing
 from fedvlp.data.report_text import AS_WRITTEN, CLEANED
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cases import LABEL_SETS
-from fedvlp.data.synthetic.cohort import SyntheticCohort
-from fedvlp.evaluation.prompts import PROMPTS, prompts
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
+from fedvlp.evaluation.zero_shot import PROMPTS, prompts
+from fedvlp.models import load
+from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.fitting import sources_of
@@ -66,3 +73,41 @@ def told_apart(source: Any, labels: Sequence[str]) -> tuple[str, ...]:
     """
     own = any(isinstance(one, TableSource) for one in sources_of(source).values())
     return tuple(name for name in labels if own or name in PROMPTS)
+
+
+# A trained model that takes films and phrases as they are.
+
+log = logging.getLogger(__name__)
+
+
+def load_model(
+    folder: str | Path,
+    statistics: str | Path | Iterable[Batch] | None = None,
+    device: str | torch.device = "cpu",
+) -> DualEncoder:
+    """The model of a finished run, in evaluation mode: a DualEncoder or a MultimodalClassifier.
+
+    Its methods ``encode_image``, ``encode_text``, ``zero_shot`` and ``preprocess`` take films and phrases as they are
+    (models/use.py), and prepare them as the run's own records were. ``folder`` is that of a run, or its ``model``, or
+    one that ``DualEncoder.save`` wrote. ``statistics`` are those of its batch normalisation, where each site keeps its
+    own (``norm_statistics=site``): what a site keeps (its name in a simulated run, or the folder ``sites/<site>`` of
+    the run at that site), or batches of records to estimate them on, at least 2 records each. Raises ValueError where
+    the folder holds no model or a file is not as it was saved, and where it has no statistics and none are given. Warns
+    where its films were decoded otherwise than here: those are then refused.
+    """
+    model = load.load_model(folder, statistics)
+    if model.preprocessing:
+        model.prepare = Preprocessing.read(model.preprocessing)
+        if model.prepare.outdated:
+            log.warning("%s", model.prepare.outdated)
+    return model.to(device)
+
+
+def decoded_size(folder: Path) -> int:
+    """Pixels that films are to be decoded to for the model in a folder: as many as those of its run were.
+
+    Where the model does not say so, what it sees and a margin, as presets have it. Raises ValueError where there is no
+    model.
+    """
+    described = load.preprocessing(folder)
+    return Preprocessing.read(described).longest_side if described else load.input_size(folder) * 9 // 8

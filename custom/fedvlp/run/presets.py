@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from fedvlp.core.method import Method
 from fedvlp.data.synthetic.cases import FINDINGS
-from fedvlp.data.synthetic.cohort import SyntheticCohort
-from fedvlp.evaluation.prompts import prompts
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
+from fedvlp.evaluation.zero_shot import prompts
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import (
     CARMFL,
@@ -42,7 +48,7 @@ from fedvlp.models.selector import SelectorConfig
 from fedvlp.models.vae import DistillerConfig
 from fedvlp.objectives.bce import BCEConfig
 from fedvlp.objectives.byol import BYOLConfig
-from fedvlp.objectives.creamfl import CreamFLTaskConfig
+from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
 from fedvlp.objectives.mae import MAEConfig
 from fedvlp.objectives.medclip import MedCLIPConfig
 from fedvlp.objectives.nt_xent import NTXentConfig
@@ -88,8 +94,8 @@ def _demo(name: str, method: Method, batch_size: int = 32) -> Experiment:
     """A demo: tiny towers, pre-trained as the papers' are, on the built-in cohort; minutes on two CPU cores.
 
     Its sites differ in what their patients have, as in the papers, and hardly in their scanners: the ledger's
-    ``label-skew`` (data/synthetic/cohort.py), a sixth of its size. Where scanners and habits differ as well, each site
-    alone is ahead of a shared model, unless each has its own normalisation, as in ``fedbn`` (README).
+    ``label-skew`` (data/synthetic/drawn_cohort.py), a sixth of its size. Where scanners and habits differ as well,
+    each site alone is ahead of a shared model, unless each has its own normalisation, as in ``fedbn`` (README).
     """
     training = Training(batch_size=batch_size, lr=5e-4, weight_decay=0.05, warmup_steps=10)
     data = SyntheticCohort(image_size=72, beta=0.1, shared_habits=True, label_code="positive")  # 64-pixel crops of it
@@ -326,3 +332,75 @@ def of_plugins(installed: bool = False) -> list[str]:
     if installed:
         plugins.use_installed()
     return [name for name in plugins.table("PRESETS", PRESETS, wanted=next(iter(PRESETS))) if name not in PRESETS]
+
+
+# What `--set` can change in an experiment: every setting, its value, and what its field's comment says it means.
+
+FIELD = re.compile(r"^ {4}(\w+): [^#]*(?:  # (.+))?$")
+"""A field of a dataclass, and the comment behind it."""
+
+CONTINUED = re.compile(r"^ {4,}# {2,}(\S.*)$")
+"""The next line of that comment, which is indented behind its sign."""
+
+ABOVE = re.compile(r"^ {4}# (\S.*)$")
+"""A comment on the field in the next line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One setting as `--set KEY=VALUE` takes it."""
+
+    key: str  # "method.rho"
+    value: Any  # of the experiment
+    default: Any  # of its class; None where there is none
+    meaning: str  # with its range; "" where the field has no comment
+    choices: tuple[str, ...] = ()  # of a group that can be replaced as a whole
+
+
+def settings_of(experiment: Experiment) -> list[Setting]:
+    """Every setting, group by group in the order of the configuration. Values that follow others are filled in."""
+    return list(_settings(experiment, ""))
+
+
+def _settings(group: Any, above: str) -> Iterator[Setting]:
+    kind: type = type(group)
+    meanings = _comments(kind)
+    for field in dataclasses.fields(group):
+        if not field.init or not (above or field.name != "name"):
+            continue
+        key, value, meaning = above + field.name, getattr(group, field.name), meanings.get(field.name, "")
+        choices = tuple(field.metadata.get("choices", ()))
+        if dataclasses.is_dataclass(value):
+            yield Setting(key, type(value).__name__, None, meaning, choices)
+            yield from _settings(value, f"{key}.")
+        else:
+            yield Setting(key, value, _default(field), meaning, choices)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return None if field.default is dataclasses.MISSING else field.default
+
+
+@cache
+def _comments(kind: type) -> dict[str, str]:
+    """Field -> comment, of a class and of those that it has its fields from."""
+    meanings: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(base):
+            meanings |= _comments_in(textwrap.dedent(inspect.getsource(base)))
+    return meanings
+
+
+def _comments_in(source: str) -> dict[str, str]:
+    """Field -> comment: what stands behind it, with the lines that go on, or else above it."""
+    meanings: dict[str, str] = {}
+    name, above = "", ""
+    for line in source.splitlines():
+        if field := FIELD.match(line):
+            name = field[1]
+            meanings[name] = field[2] or above
+        elif (continued := CONTINUED.match(line)) and name:
+            meanings[name] += f" {continued[1]}"
+        comment = ABOVE.match(line)
+        above = f"{above} {comment[1]}".strip() if comment else ""
+    return {name: meaning for name, meaning in meanings.items() if meaning}

@@ -24,13 +24,13 @@ from fedvlp.core.types import MODALITIES, group
 from fedvlp.core.validate import require
 from fedvlp.data.loader import SiteData
 from fedvlp.evaluation import metric_names as names
-from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.models.initial import SHIPPED, load_initial, made, parse, pinned, save_initial, settled
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.fitting import absolute, is_path
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.paths import absolute, is_path
 
 COMMAND = "command.txt"
 """What a run's folder has beside a run's usual files: the command that the towers are made with."""

@@ -6,7 +6,6 @@ records are: for a run on this machine. The file holds figures alone, no record.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
@@ -15,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.intervals import Bootstrap, Interval, of_draws, of_worst
 from fedvlp.evaluation.output import write_csv
-from fedvlp.evaluation.source_retrieval import EVERYTHING, recall_rows
+from fedvlp.evaluation.retrieval import EVERYTHING, recall_rows
 from fedvlp.run import measurements
 from fedvlp.run.compare import BATCH, INITIAL, FinishedRun, Hits, Vectors, hits_of
 from fedvlp.run.experiment import Experiment
@@ -133,17 +132,7 @@ def _lines(
 
 def read(folder: RunFolder) -> list[Recall]:
     """The recalls that ``measure`` wrote; none where it did not, or of another model. Raises ValueError for damage."""
-    file = file_of(folder)
-    if not file.exists() or measurements.is_of_another_model(folder, file):
-        return []
-    try:
-        with open(file, encoding="utf-8", newline="") as lines:
-            return [_read(line) for line in csv.DictReader(lines)]
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(
-            f"{folder.path}: evaluation/recall.csv is not what fedvlp wrote there; remove it and measure again with "
-            "`fedvlp report RUN --intervals`"
-        ) from None
+    return measurements.lines_of(folder, file_of(folder), _read)
 
 
 def _read(line: Mapping[str, str]) -> Recall:

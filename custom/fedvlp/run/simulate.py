@@ -25,8 +25,7 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
 from fedvlp.run.metrics import MLflow, Record, TensorBoard
-from fedvlp.run.progress import Progress, phases_left
-from fedvlp.run.status_writer import RunStatus
+from fedvlp.run.status_writer import Progress, RunStatus, phases_left
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 from fedvlp.data.preprocessing import Preprocessing
 from fedvlp.models.fetched import PACKAGES, folder_of
 from fedvlp.models.initial import SHIPPED, own_folder, pinned
-from fedvlp.models.start import Start, StartError, as_model, read
+from fedvlp.models.other_libraries import Start, StartError, as_model, read
 from fedvlp.models.tiny import BUILT_IN
 from fedvlp.run.experiment import Experiment
 

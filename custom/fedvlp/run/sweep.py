@@ -17,8 +17,7 @@ from fedvlp.data.cohort import digest
 from fedvlp.data.deid import Accepted
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.intervals import over_seeds
-from fedvlp.run.cell_results import Measure
-from fedvlp.run.cell_table import Figures, Table, origin
+from fedvlp.run.cell_results import Figures, Measure, Table, origin
 from fedvlp.run.cells import Said, measured
 from fedvlp.run.config import fields_of, override
 from fedvlp.run.experiment import Experiment

@@ -6,7 +6,6 @@ are, and the file holds figures alone.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,15 @@ from fedvlp.core.types import State
 from fedvlp.evaluation import distortion
 from fedvlp.evaluation.intervals import Interval, area_of, bootstrap, macro
 from fedvlp.evaluation.output import write_csv
-from fedvlp.evaluation.prompts import prompts
-from fedvlp.evaluation.zero_shot import Embeddings, ZeroShot, class_scores, class_texts, test_images, test_labels
+from fedvlp.evaluation.zero_shot import (
+    Embeddings,
+    ZeroShot,
+    class_scores,
+    class_texts,
+    prompts,
+    test_images,
+    test_labels,
+)
 from fedvlp.run import measurements
 from fedvlp.run.compare import INITIAL, FinishedRun
 from fedvlp.run.evaluate import loader
@@ -59,9 +65,7 @@ def measure(folder: RunFolder, run: FinishedRun | None = None) -> Path | None:
         return None
     protocol = ZeroShot(classes)
     own, state = run.trained()
-    areas = [
-        *_areas(run, protocol, INITIAL, {}, run.assembly.initial()), *_areas(run, protocol, TRAINED, own, state)
-    ]  # fmt: skip
+    areas = [*_areas(run, protocol, INITIAL, {}, run.assembly.initial()), *_areas(run, protocol, TRAINED, own, state)]
     rows = ((*list(vars(one).values())[:5], *vars(one.area).values()) for one in areas)
     file = write_csv(file_of(folder), [COLUMNS, *rows])
     measurements.note(folder, file)
@@ -119,17 +123,7 @@ def _of_site(
 
 def read(folder: RunFolder) -> list[Area]:
     """The areas that ``measure`` wrote; none where it did not, or of another model. Raises ValueError for damage."""
-    file = file_of(folder)
-    if not file.exists() or measurements.is_of_another_model(folder, file):
-        return []
-    try:
-        with open(file, encoding="utf-8", newline="") as lines:
-            return [_read(line) for line in csv.DictReader(lines)]
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(
-            f"{folder.path}: evaluation/zero-shot-findings.csv is not what fedvlp wrote there; remove it and measure "
-            "again with `fedvlp report RUN --intervals`"
-        ) from None
+    return measurements.lines_of(folder, file_of(folder), _read)
 
 
 def at_chance(path: Path) -> bool:

@@ -9,7 +9,7 @@ pairs, so no pair has a gradient of its own to clip. Here the loss is decoupled 
 4. the optimiser is given (sum_k g_k + N(0, (2 C dp_noise)^2)) / K.
 
 One record more or less changes what one group holds and no other, so the sum changes by |g_k - g'_k| <= 2 C: step 4 is
-the Gaussian mechanism of noise multiplier dp_noise on a Poisson sample, which run/accountant.py adds up. This
+the Gaussian mechanism of noise multiplier dp_noise on a Poisson sample, which run/cautions.py adds up. This
 holds for any loss that sees a group alone, of any objective. Smaller groups give more gradients, each with fewer
 negatives; the noise is the same. What is drawn and the noise come from the operating system, not from the run's seed,
 which everybody knows: two runs differ. The number of records is told, as is usual, and so are figures of val and test.

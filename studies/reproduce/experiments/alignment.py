@@ -13,14 +13,14 @@ from fedvlp.core.method import Method
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources.retina import NAMES as EYE_FINDINGS
 from fedvlp.data.synthetic.cases import FINDINGS
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation.linear_probe import LBFGS
 from fedvlp.methods import Centralized, FedAvg, FedDRA, FedRGB, Local
 from fedvlp.objectives.gloria import GLoRIAConfig
 from fedvlp.objectives.mgca import MGCAConfig
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_table import Figures
+from fedvlp.run.cell_results import Figures
 from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.fitting import fitted
 from fedvlp.run.site_sources import SiteSources

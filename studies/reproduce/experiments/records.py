@@ -11,17 +11,17 @@ import numpy as np
 
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources import SOURCES
-from fedvlp.data.sources.creamfl import CreamFLSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.sources.creamfl_collections import CreamFLSource
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.methods import FedFed, FedSM
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.objectives.mae import MAEConfig
 from fedvlp.run import presets
-from fedvlp.run.cell_table import Figures
+from fedvlp.run.cell_results import Figures
 from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
-from fedvlp.run.paths import with_paths
+from fedvlp.run.fitting import with_paths
 from studies.reproduce.table import PAPER, Size
 
 Cells = dict[str, Experiment]

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from fedvlp.data.sources.creamfl import FOLDERS as COLLECTIONS
-from fedvlp.data.sources.creamfl import CreamFLSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
-from fedvlp.objectives.creamfl import CreamFLTaskConfig
+from fedvlp.data.sources.creamfl_collections import FOLDERS as COLLECTIONS
+from fedvlp.data.sources.creamfl_collections import CreamFLSource
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
+from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
 from fedvlp.run import presets
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.fitting import fitted

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedvlp.data.cohort import Cohort
-from fedvlp.data.synthetic.cohort import SyntheticCohort
-from fedvlp.evaluation.prompts import PROMPTS, prompts
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
+from fedvlp.evaluation.zero_shot import PROMPTS, prompts
 from fedvlp.methods import Centralized, FedAvg
 from fedvlp.models.selector import NO_FINDING, SelectorConfig
 from fedvlp.objectives.medclip import MedCLIPConfig

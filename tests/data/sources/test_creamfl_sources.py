@@ -11,14 +11,19 @@ from support.published import ag_news, cifar100, karpathy
 
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.partition import class_codes
-from fedvlp.data.sources.ag_news import TOPICS, AGNewsSource
-from fedvlp.data.sources.cifar100 import Cifar100Source
-from fedvlp.data.sources.coco_captions import Captions, CocoCaptionsSource, Flickr30kSource
-from fedvlp.data.sources.joined import JoinedSource
+from fedvlp.data.sources.captions_and_classes import (
+    TOPICS,
+    AGNewsSource,
+    Captions,
+    Cifar100Source,
+    CocoCaptionsSource,
+    Flickr30kSource,
+)
+from fedvlp.data.sources.creamfl_collections import JoinedSource
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import CreamFL
 from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.objectives.creamfl import CreamFLTaskConfig
+from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.training.config import Training

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from fedvlp.data import delimited
 from fedvlp.data.cohort import Cohort
-from fedvlp.data.image_names import ImageNames
+from fedvlp.data.images import ImageNames
 from fedvlp.data.report_text import clean_report, is_missing
 from fedvlp.data.sources.table import BY_IMAGE, BY_STUDY, TableSource, draw_splits
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from support.published import vqa_v2
 
-from fedvlp.data.questions import Question
-from fedvlp.data.sources.coco_captions import CocoCaptionsSource
-from fedvlp.data.sources.vqa_v2 import VQAv2Source
+from fedvlp.data.cohort import Question
+from fedvlp.data.sources.captions_and_classes import CocoCaptionsSource
+from fedvlp.data.sources.questions_of_people import VQAv2Source
 
 QUESTIONS, ANNOTATIONS = "v2_OpenEnded_mscoco_train2014_questions.json", "v2_mscoco_train2014_annotations.json"
 

@@ -14,7 +14,7 @@ import pytest
 import fedvlp
 from fedvlp.data.cohort import digest
 from fedvlp.data.synthetic.cases import EFFUSION, FINDINGS, PACEMAKER, SIDES
-from fedvlp.data.synthetic.cohort import COHORTS, SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import COHORTS, SyntheticCohort
 from fedvlp.data.synthetic.files import write
 
 SPEC = SyntheticCohort()
@@ -23,7 +23,7 @@ MENTION = ("edema", "effusion", "consolidation", "pneumothorax", "pneumonia")  #
 CODE = """
 import numpy as np
 from fedvlp.data.cohort import digest
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 c = SyntheticCohort(sites=2, size=60, image_size=48, seed=3).build()
 print(digest(c.images(np.array([41, 7])).tobytes(), *c.reports, c.labels.tobytes(), *c.sites, *c.splits, c.fingerprint))
 """

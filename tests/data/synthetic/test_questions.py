@@ -7,8 +7,7 @@ from collections import Counter
 import numpy as np
 
 from fedvlp.data.synthetic.cases import FINDINGS, PNEUMONIA, SEVERITIES, SIDES
-from fedvlp.data.synthetic.cohort import SyntheticCohort
-from fedvlp.data.synthetic.questions import FINDING, NAME, SEVERITY, SIDE
+from fedvlp.data.synthetic.drawn_cohort import FINDING, NAME, SEVERITY, SIDE, SyntheticCohort
 
 SPEC = SyntheticCohort(sites=2, size=400, image_size=32, seed=3)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedvlp.data.synthetic.cases import FINDINGS, FOURTEEN
-from fedvlp.data.synthetic.cohort import SyntheticCohort
-from fedvlp.data.synthetic.sentences import WrittenSentences
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
+from fedvlp.data.synthetic.reports import WrittenSentences
 
 SPEC = SyntheticCohort(size=500, image_size=32, hard_site="site-5", labels="fourteen")
 

@@ -23,7 +23,7 @@ from fedvlp.data.report_text import clean_phrase
 from fedvlp.models import DualEncoder, ModelConfig, MultimodalConfig
 from fedvlp.models.export import EXPORTS, ExportError, export_onnx
 from fedvlp.models.export import written as module
-from fedvlp.models.export.prepared import write_preparation
+from fedvlp.models.export.written import write_preparation
 
 needs_onnx = pytest.mark.skipif(
     find_spec("onnx") is None or find_spec("onnxruntime") is None, reason="pip install 'fedvlp[onnx]'"

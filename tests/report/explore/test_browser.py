@@ -21,7 +21,7 @@ import pytest
 from support.presets import MODEL, SMALL
 
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.run.folder import RunFolder
 

@@ -12,7 +12,7 @@ from support.presets import MODEL
 
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.preprocessing import Preprocessing
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation.attribution import attribution
 from fedvlp.models import DualEncoder, MultimodalConfig
 from fedvlp.report.explore import content

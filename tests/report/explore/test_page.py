@@ -14,7 +14,7 @@ import torch
 from support.presets import MODEL
 
 from fedvlp.data.preprocessing import Preprocessing
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.report.explore import serve
 from fedvlp.report.explore.content import FILMS, Explorer
 from fedvlp.report.explore.page import Answers, _told, page

@@ -1,14 +1,12 @@
 """Data sets as published, and the registry of those that a site can offer."""
 
-from fedvlp.data.sources.ag_news import AGNewsSource
+from fedvlp.data.sources.captions_and_classes import AGNewsSource, Cifar100Source, CocoCaptionsSource, Flickr30kSource
 from fedvlp.data.sources.chest_imagenome import ChestImaGenomeSource
-from fedvlp.data.sources.cifar100 import Cifar100Source
-from fedvlp.data.sources.coco_captions import CocoCaptionsSource, Flickr30kSource
-from fedvlp.data.sources.creamfl import CreamFLSource
-from fedvlp.data.sources.ehrxqa import EHRXQASource
+from fedvlp.data.sources.creamfl_collections import CreamFLSource
 from fedvlp.data.sources.mimic_cxr import MIMICSource
 from fedvlp.data.sources.openi import OpenISource
 from fedvlp.data.sources.published import Published
+from fedvlp.data.sources.questions_of_people import EHRXQASource, VQAv2Source
 from fedvlp.data.sources.retina import BRSETSource, MBRSETSource, MessidorSource
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.sources.tabular import (
@@ -23,7 +21,6 @@ from fedvlp.data.sources.tabular import (
     SIIMSource,
     VinDrSource,
 )
-from fedvlp.data.sources.vqa_v2 import VQAv2Source
 
 FileSource = TableSource | Published
 

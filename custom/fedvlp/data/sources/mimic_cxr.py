@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedvlp.data.kept import searched
 from fedvlp.data.labels import CHEXPERT, by_name, names_of
 from fedvlp.data.report_text import clean_report, sections
+from fedvlp.data.screening import searched
 from fedvlp.data.sources.published import Listing, Published, first_of, numbers, read_rows, refuse_absent, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 

@@ -22,11 +22,10 @@ import numpy as np
 
 from fedvlp.core.types import MODALITIES
 from fedvlp.data.burned_in import HEADER
-from fedvlp.data.cache_format import SERIAL, Building
-from fedvlp.data.cohort import Cohort, Rows, digest
+from fedvlp.data.cache_build import SERIAL, Building
+from fedvlp.data.cohort import Cohort, HeldQuestions, Question, Rows, digest
 from fedvlp.data.images import films, unsearched
 from fedvlp.data.masks import Box, BoxMasks
-from fedvlp.data.questions import HeldQuestions, Question
 from fedvlp.data.screening import Screened
 from fedvlp.data.sources.table import draw_splits
 from fedvlp.data.subgroups import table_of

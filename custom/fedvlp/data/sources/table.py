@@ -16,16 +16,14 @@ import numpy as np
 from fedvlp.data import delimited, report_text
 from fedvlp.data.burned_in import SEARCH, check_choice
 from fedvlp.data.cache import ImageCache
-from fedvlp.data.cache_format import SERIAL, Building
+from fedvlp.data.cache_build import SERIAL, Building
 from fedvlp.data.cohort import Cohort, digest
-from fedvlp.data.image_names import MISSING, NO_NAME, OUTSIDE, SEVERAL, ImageNames
-from fedvlp.data.images import films, unsearched
-from fedvlp.data.kept import searched
+from fedvlp.data.images import MISSING, NO_NAME, OUTSIDE, SEVERAL, ImageNames, films, unsearched
 from fedvlp.data.labels import ONE_CLASS, findings_in, separator_of
-from fedvlp.data.markup import is_rtf, lacks_letters, plain
 from fedvlp.data.masks import read_masks
-from fedvlp.data.patients import mangled, normalised, one_number
-from fedvlp.data.screening import Screened
+from fedvlp.data.record_ids import mangled, normalised, one_number
+from fedvlp.data.report_text import is_rtf, lacks_letters, plain
+from fedvlp.data.screening import Screened, searched
 from fedvlp.data.sentences import SentenceTable, read_sentence_table
 from fedvlp.data.subgroups import AGE, VIEW, table_of
 from fedvlp.data.table_files import as_csv
@@ -480,7 +478,7 @@ class TableSource:
 
     @staticmethod
     def _written(rows: list[Row], column: str, present: set[str]) -> list[str]:
-        """A column's value in each row as sites agree on it (data/patients.py); "" where it is missing."""
+        """A column's value in each row as sites agree on it (data/record_ids.py); "" where it is missing."""
         cells = one_number([row[column] if column in present else "" for row in rows])
         return ["" if report_text.is_missing(cell) else normalised(cell) for cell in cells]
 

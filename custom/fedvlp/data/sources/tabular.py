@@ -12,11 +12,11 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from fedvlp.data.image_names import ImageNames
-from fedvlp.data.kept import searched
+from fedvlp.data.images import ImageNames
 from fedvlp.data.labels import CHEXPERT, NIH, PADCHEST, VINDR, Terms, findings_in, names_of
 from fedvlp.data.masks import Box
 from fedvlp.data.report_text import clean_report
+from fedvlp.data.screening import searched
 from fedvlp.data.sources.published import Listing, Published, first_of, numbers, read_rows, require_items, undamaged
 from fedvlp.data.sources.table import BELOW_ROOT
 from fedvlp.data.subgroups import VIEW

@@ -5,6 +5,6 @@
 ``latent`` is another cohort, of vectors in place of films and words in place of sentences.
 """
 
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 
 __all__ = ["SyntheticCohort"]

@@ -15,7 +15,7 @@ from fedvlp.data.cohort import SPLITS
 from fedvlp.data.partition import PUBLISHED, dirichlet_partition
 
 if TYPE_CHECKING:
-    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 
 FINDINGS = PUBLISHED
 EDEMA, EFFUSION, CONSOLIDATION, PNEUMOTHORAX, PNEUMONIA = range(5)

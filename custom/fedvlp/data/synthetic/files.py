@@ -15,7 +15,7 @@ import numpy as np
 from fedvlp.data.cohort import Cohort, digest
 
 if TYPE_CHECKING:
-    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 
 STEP = 256  # films held in memory at once
 

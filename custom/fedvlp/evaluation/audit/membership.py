@@ -10,15 +10,19 @@ own stratum (:func:`matching_weights`) alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedvlp.core.types import Batch
+from fedvlp.evaluation.audit.gradients import Directions, directions
 from fedvlp.evaluation.intervals import Figure, Interval, area_of, bootstrap
+from fedvlp.evaluation.retrieval import embed
 
 TEMPERATURE = 0.07
 """Of the loss by which a pair is scored (CLIP's)."""
@@ -161,3 +165,80 @@ def largest_area(epsilon: float, delta: float) -> float:
     turn = (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
     corners = [(0.0, delta), (turn, 1 - turn), (1 - delta, 1.0), (1.0, 1.0)]
     return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(corners))
+
+
+# The scores of records that somebody computes who has a model and the records: the start of every attack on them.
+
+MEMBERS, OTHERS, POOL = "members", "others", "reference"
+"""Records that were trained on, that were not, and pairs among which a pair's loss is counted."""
+
+Batches = Mapping[str, Sequence[Batch]]
+"""Batches of each of ``MEMBERS``, ``OTHERS`` and ``POOL``."""
+
+
+@torch.no_grad()
+def record_scores(model: Any, batches: Batches) -> dict[str, Tensor]:
+    """Scores [members + others] by attack, of an image-text model or a classifier; sets eval mode."""
+    model.eval()
+    asked = [*batches[MEMBERS], *batches[OTHERS]]
+    if classifies(model, asked):
+        logits = torch.cat([model(batch).logits.cpu() for batch in asked])
+        return label_scores(logits, torch.cat([batch["labels"].cpu() for batch in asked]))
+    image, text = embed(model, iter(asked))
+    return pair_scores(image, text, embed(model, iter(batches[POOL])))
+
+
+def record_directions(model: Any, batches: Batches, change: Mapping[str, Tensor]) -> Directions:
+    """The gradients of the same records' losses (gradients.py), beside ``change``, the change of the model's tensors.
+
+    The parameters that do not require a gradient are left out; sets eval mode.
+    """
+    model.eval()
+    asked = [*batches[MEMBERS], *batches[OTHERS]]
+    with torch.no_grad():
+        pool = None if classifies(model, asked) else embed(model, iter(batches[POOL]))
+
+    def loss(batch: Batch) -> Tensor:
+        output = model(batch)
+        if pool is None:
+            return -label_scores(output.logits.cpu(), batch["labels"].cpu())[LOSS]
+        return -pair_scores(output.image.cpu(), output.text.cpu(), pool)[LOSS]
+
+    return directions(model, asked, loss, change)
+
+
+@torch.no_grad()
+def classifies(model: Any, batches: Sequence[Batch]) -> bool:
+    """Whether the model's scores are of findings, and not of pairs."""
+    return model(batches[0]).logits is not None
+
+
+# Membership by what sites show of public records, where no weights travel (CreamFL and its relatives).
+#
+# The attacker has a model of its own and, of every public record, what the site's model makes of it. From its own
+# representations it guesses the site's by a linear map (ridge regression on the public records), which is a simple form
+# of stealing an encoder (Liu et al., 2022, https://arxiv.org/abs/2201.05889). The score of any other record is the
+# cosine of the guesses for its film and its report: a site's model was trained to make these alike for its own records.
+
+GUESSED = "cosine, guessed"
+RIDGE = 1e-2  # of the mean variance of a value
+
+
+def guessed(known: Tensor, sent: Tensor, own: Tensor) -> Tensor:
+    """What the site's model may make [N, e] of records that the attacker's makes ``own`` [N, d] of.
+
+    ``known`` [P, d] and ``sent`` [P, e]: the attacker's and the site's representations of the public records.
+    """
+    known, sent, own = known.double(), sent.double(), own.double()
+    middle, to = known.mean(dim=0), sent.mean(dim=0)
+    centred = known - middle
+    square = centred.T @ centred
+    ridge = RIDGE * square.diagonal().mean() * torch.eye(len(square), dtype=torch.float64)
+    weights = torch.linalg.solve(square + ridge, centred.T @ (sent - to))
+    return (own - middle) @ weights + to
+
+
+def guessed_cosines(known: dict[str, Tensor], sent: dict[str, Tensor], own: dict[str, Tensor]) -> Tensor:
+    """The score [N] of records; each argument by modality, "image" and "text", as in :func:`guessed`."""
+    film, report = (guessed(known[name], sent[name], own[name]) for name in ("image", "text"))
+    return F.cosine_similarity(film, report)

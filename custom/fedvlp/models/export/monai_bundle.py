@@ -14,8 +14,17 @@ import numpy as np
 import torch
 
 from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.models.export.prepared import CHANNELS, NEEDS, channels_of, write_preparation
-from fedvlp.models.export.written import ImageEncoder, apart, films_of, trial_films, written
+from fedvlp.models.export.written import (
+    CHANNELS,
+    NEEDS,
+    ImageEncoder,
+    apart,
+    channels_of,
+    films_of,
+    trial_films,
+    write_preparation,
+    written,
+)
 
 VERSION = "1.0.0"
 """Of the bundle."""

@@ -11,15 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.models.export.prepared import CHANNELS, NEEDS, channels_of, write_preparation
 from fedvlp.models.export.written import (
+    CHANNELS,
+    NEEDS,
     TEXTS,
     ImageEncoder,
     TextEncoder,
     apart,
+    channels_of,
     films_of,
     require,
     trial_films,
+    write_preparation,
     written,
 )
 from fedvlp.models.tiny import HashTokenizer

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.models.export.prepared import NEEDS, statistics_of, write_preparation
 from fedvlp.models.export.written import (
+    NEEDS,
     TEXTS,
     ExportError,
     ImageEncoder,
@@ -26,7 +26,9 @@ from fedvlp.models.export.written import (
     apart,
     require,
     save_weights,
+    statistics_of,
     trial_films,
+    write_preparation,
     written,
 )
 from fedvlp.models.tiny import HashTokenizer

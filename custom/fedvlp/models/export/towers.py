@@ -15,8 +15,17 @@ from typing import Any
 import torch
 
 from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.models.export.prepared import NEEDS, statistics_of, write_preparation
-from fedvlp.models.export.written import TEXTS, ExportError, greatest, save_weights, trial_films, written
+from fedvlp.models.export.written import (
+    NEEDS,
+    TEXTS,
+    ExportError,
+    greatest,
+    save_weights,
+    statistics_of,
+    trial_films,
+    write_preparation,
+    written,
+)
 
 TIMM_README = """# Image tower for timm
 

@@ -20,7 +20,7 @@ from fedvlp.data.transforms import eval_batch
 from fedvlp.evaluation.attribution import Attribution, attribution
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.use import class_cosines, sentences_of
-from fedvlp.report.public_set import components
+from fedvlp.report.sections import components
 from fedvlp.run.search import image_vectors, ranked, require_contrastive, rows_of, text_vectors
 
 FILMS, REPORTS = "films", "reports"

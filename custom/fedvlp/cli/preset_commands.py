@@ -1,0 +1,95 @@
+"""`fedvlp presets` and `fedvlp settings`: what there is to run, and what of it can be changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedvlp.cli import known
+from fedvlp.cli.overrides import Plugins, overridden, use_plugins
+from fedvlp.cli.overrides import Setting as Set
+
+if TYPE_CHECKING:
+    from fedvlp.run.experiment import Experiment
+
+app = typer.Typer()
+
+
+@app.command()
+def presets(plugins: Plugins = None) -> None:
+    """Lists the presets that `simulate` and `jobs export` take: fedvlp's, installed plugins', and those of --plugin."""
+    from rich.console import Console
+
+    from fedvlp.cli.tables import plain_table
+    from fedvlp.run.presets import PRESETS, get, of_plugins
+
+    use_plugins(plugins)
+    rows = [(name, *_in_short(get(name))) for name in (*PRESETS, *of_plugins(installed=True))]
+    columns = ("preset", "objective", "data", "sites", "rounds", "method")
+    Console().print(plain_table("presets", columns, rows, right=False))
+    print("fedvlp settings PRESET shows what can be changed in one of them")
+
+
+def _in_short(experiment: Experiment) -> tuple[str, ...]:
+    """Objective, records, sites, rounds, and the first line of the method's file without its links."""
+    import inspect
+    import re
+
+    title = (inspect.getdoc(inspect.getmodule(type(experiment.method))) or "").partition("\n")[0]
+    return (
+        type(experiment.objective).__name__.removesuffix("Config"),
+        type(experiment.data).__name__,
+        str(experiment.partition.sites),
+        str(experiment.rounds.rounds),
+        re.sub(r", https://[^\s)]+", "", title),
+    )
+
+
+@app.command()
+def settings(
+    preset: Annotated[str, typer.Argument(help="A preset, as `fedvlp presets` lists them.")],
+    only: Annotated[str, typer.Argument(help="The settings whose names begin so, e.g. method.")] = "",
+    changes: Set = None,
+    plugins: Plugins = None,
+) -> None:
+    """Lists every setting of a preset with its value, its default and its meaning; --set takes them by these names."""
+    use_plugins(plugins)
+    known.refuse_experiment(preset, settings=changes)
+    from rich.console import Console
+
+    from fedvlp.cli.tables import plain_table
+    from fedvlp.run.config import nearest
+    from fedvlp.run.presets import get, settings_of
+
+    every = settings_of(overridden(get(preset), changes))
+    chosen = [setting for setting in every if setting.key.startswith(only)]
+    if not chosen:
+        keys = [setting.key for setting in every]
+        raise ValueError(f"{preset} has no setting whose name begins with {only!r}{nearest(only, keys)}")
+    rows = [
+        (one.key, _shown(one.value), _unless_same(one.default, one.value), _explained(one.meaning, one.choices))
+        for one in chosen
+    ]
+    columns = ("setting", "value", "default if other", "meaning")
+    Console().print(plain_table(f"settings of {preset}", columns, rows, right=False))
+
+
+def _shown(value: Any) -> str:
+    """As `--set` takes it."""
+    import json
+
+    from fedvlp.run.config import to_config
+
+    return value if isinstance(value, str) else json.dumps(to_config(value))
+
+
+def _unless_same(default: Any, value: Any) -> str:
+    """The default where the preset has another value."""
+    return "" if default is None or default == value else _shown(default)
+
+
+def _explained(meaning: str, choices: tuple[str, ...]) -> str:
+    """The meaning, and what may stand in the place of a group of settings."""
+    said = [meaning] if meaning else []
+    return "; ".join([*said, f"one of {', '.join(choices)}"] if choices else said)

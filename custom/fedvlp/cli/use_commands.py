@@ -1,0 +1,271 @@
+"""`fedvlp predict`, `search`, `embed`, `explain`, `explore`, `export`: a trained model in use."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedvlp.cli import known
+from fedvlp.cli.overrides import DATA, Plugins, records_of, stored, use_plugins
+from fedvlp.core import validate
+
+if TYPE_CHECKING:
+    from fedvlp.models.dual_encoder import DualEncoder
+
+Model = Annotated[Path, typer.Argument(help="Folder of a finished run, or of a model.", callback=known.model_in)]
+Statistics = Annotated[
+    str | None, typer.Option(help="Site whose batch normalisation is used, where each site keeps its own.")
+]
+DEVICES = ("cpu", "cuda", "auto")
+
+Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
+Data = Annotated[str, typer.Option(help=DATA.replace(" (default)", ""))]
+Cache = Annotated[Path | None, typer.Option(help="Folder for decoded images, to be decoded once.")]
+Split = Annotated[str | None, typer.Option(help="train, val or test; default: all records.")]
+
+app = typer.Typer()
+
+
+@app.command()
+def predict(
+    model: Model,
+    films: Annotated[list[Path], typer.Argument(help="Films: PNG, JPEG, TIFF or DICOM.")],
+    classes: Annotated[
+        str | None, typer.Option(help="Names or phrases, with commas: edema,rib fracture; default: the model's own.")
+    ] = None,
+    statistics: Statistics = None,
+    device: Device = "cpu",
+    plugins: Plugins = None,
+) -> None:
+    """Shows how near each film is to the sentences of each class (zero-shot)."""
+    from rich.console import Console
+
+    from fedvlp.cli.tables import plain_table
+
+    use_plugins(plugins)
+    named = None if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
+    scores = _loaded(model, statistics, device).zero_shot(list(films), named)
+    rows = [
+        ("" if index else film.name, name, f"{value:+.3f}")
+        for film, of in zip(films, scores, strict=True)
+        for index, (name, value) in enumerate(of.items())
+    ]
+    console = Console(markup=False, highlight=False)
+    console.print(plain_table("zero-shot", ("film", "class", "cosine"), rows))
+    print("no probabilities: within a class, a film with a higher cosine is more likely to show it")
+
+
+@app.command()
+def search(
+    model: Model,
+    data: Data,
+    phrase: Annotated[str | None, typer.Argument(help='What to look for, e.g. "left basal effusion".')] = None,
+    image: Annotated[Path | None, typer.Option(help="A film as the query, in place of a phrase.")] = None,
+    top: Annotated[int, typer.Option(help="How many records to show.")] = 10,
+    split: Split = None,
+    show_reports: Annotated[
+        bool, typer.Option("--show-reports", help="Prints the reports too: for the eyes of the records' owner alone.")
+    ] = False,
+    cache: Cache = None,
+    statistics: Statistics = None,
+    device: Device = "cpu",
+    plugins: Plugins = None,
+) -> None:
+    """Shows the records of a data set whose films are nearest to a phrase, or to a film."""
+    from rich.console import Console
+
+    from fedvlp.cli.tables import plain_table
+    from fedvlp.run.search import rows_of
+    from fedvlp.run.search import search as nearest
+
+    use_plugins(plugins)
+    if (phrase is None) == (image is None) or phrase == "":
+        raise ValueError('search takes one query; give a phrase ("left basal effusion") or --image FILE')
+    if top < 1:
+        raise ValueError(f"--top is {top}; give how many records to show, at least 1")
+    trained = _loaded(model, statistics, device)
+    query = trained.encode_image(image) if phrase is None else trained.encode_text(phrase)
+    cohort = _records(trained, data, cache)
+    matches = nearest(trained, cohort, query, split, top)
+    rows = [
+        (rank, f"{match.similarity:+.3f}", match.key, _site(cohort, match.row), cohort.splits[match.row])
+        for rank, match in enumerate(matches, start=1)
+    ]
+    console = Console(markup=False, highlight=False)
+    searched = int(cohort.has_image()[rows_of(cohort, split)].sum())
+    title = f"nearest of {searched:,} records to the {'film' if image else 'phrase'}"
+    console.print(plain_table(title, ("rank", "cosine", "record", "site", "split"), rows))
+    for rank, match in enumerate(matches, start=1):
+        if show_reports:
+            print(f"{rank:>3}  {printable(cohort.reports[match.row]) or '(no report)'}")
+
+
+@app.command()
+def embed(
+    model: Model,
+    data: Data,
+    out: Annotated[
+        Path, typer.Option(help="FILE.npz or FILE.parquet: key, split, site, image [N, d] and text [N, d].")
+    ],
+    split: Split = None,
+    cache: Cache = None,
+    statistics: Statistics = None,
+    device: Device = "cpu",
+    plugins: Plugins = None,
+) -> None:
+    """Writes the vectors of all films and reports of a data set, with the keys of their records."""
+    from fedvlp.run.search import refuse_other_suffix, write_vectors
+
+    use_plugins(plugins)
+    refuse_other_suffix(out)
+    trained = _loaded(model, statistics, device)
+    counts = write_vectors(trained, _records(trained, data, cache), out, split)
+    print(f"wrote {out}: {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
+
+
+@app.command()
+def explain(
+    model: Model,
+    film: Annotated[Path, typer.Argument(help="A film: PNG, JPEG, TIFF or DICOM.")],
+    phrase: Annotated[str, typer.Argument(help='What it may show, e.g. "left basal effusion".')],
+    out: Annotated[Path, typer.Option(help="FILE.png: the film, and the map on it.")],
+    by: Annotated[
+        str, typer.Option(help="occlusion: covers squares of the film; gradients: integrated gradients.")
+    ] = "occlusion",
+    mask: Annotated[
+        Path | None, typer.Option(help="PNG of the film's lungs, or of anything: how much of the map lies within.")
+    ] = None,
+    square: Annotated[
+        int | None, typer.Option(help="Side of the squares, pixels of the model's input; default: a sixth of it.")
+    ] = None,
+    statistics: Statistics = None,
+    device: Device = "cpu",
+    plugins: Plugins = None,
+) -> None:
+    """Draws what in a film speaks for a phrase: by how much each square of the film adds to their cosine.
+
+    It says what the model looks at, and not whether it is right.
+    """
+    from fedvlp.evaluation.attribution import attribution, draw, within
+    from fedvlp.run.zero_shot_areas import at_chance
+
+    use_plugins(plugins)
+    if out.suffix != ".png":
+        raise ValueError(f"--out is {out.name!r}; the picture is a PNG, so give a name that ends in .png")
+    if out.resolve() == film.resolve():
+        raise ValueError("--out is the film itself, which the picture would replace; give another name")
+    if not phrase.strip():
+        raise ValueError('explain: the phrase is empty; give one, e.g. "left basal effusion"')
+    trained = _loaded(model, statistics, device)
+    inside = None if mask is None else _mask_of(trained, mask, film)  # a wrong file before the map, which takes a while
+    result = attribution(trained, film, phrase, by, square)
+    draw(result, out)
+    if at_chance(model):
+        print("CAUTION: zero-shot of this model is no better than chance on its run's test films, and so is this map")
+    print(result.sentence)
+    if inside is not None:
+        print(within(result, inside))
+    print(f"wrote {out}")
+
+
+@app.command()
+def explore(
+    model: Model,
+    data: Data,
+    split: Split = None,
+    address: Annotated[
+        str,
+        typer.Option("--host", help="Address to listen on. At any but this machine's own, others see the films too."),
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = 7860,
+    cache: Cache = None,
+    statistics: Statistics = None,
+    device: Device = "cpu",
+    plugins: Plugins = None,
+) -> None:
+    """Serves a web page to this machine: films for a phrase; findings, similar films and reports for a film."""
+    from fedvlp.report.explore import serve
+    from fedvlp.report.explore.content import Explorer
+    from fedvlp.report.explore.page import page
+    from fedvlp.run.search import rows_of
+
+    use_plugins(plugins)
+    serve.refuse_without_gradio()
+    with serve.listening(address, port) as opened:
+        trained = _loaded(model, statistics, device)
+        cohort = _records(trained, data, cache)
+        count = len(rows_of(cohort, split))
+        print(f"the vectors of {count:,} records are computed; then the page is there", flush=True)
+        explorer = Explorer.of(trained, cohort, split)
+        if not serve.is_loopback(opened):
+            print(f"CAUTION: {serve.SEEN_BY_OTHERS}", file=sys.stderr)
+        with serve.own_folder():
+            served = page(explorer)
+            print(f"{serve.address(opened)}  {count:,} records; Ctrl-C ends the page", flush=True)
+            serve.serve(served, opened)
+
+
+@app.command()
+def export(
+    model: Model,
+    to: Annotated[
+        str,
+        typer.Option(help="timm (image tower), huggingface (text tower), onnx, open_clip or monai-bundle."),
+    ],
+    out: Annotated[Path, typer.Option(help="New folder.")],
+    statistics: Statistics = None,
+    plugins: Plugins = None,
+) -> None:
+    """Writes the model, or a tower, for another library, which loads it without fedvlp, and compares it there."""
+    from fedvlp.models.export import EXPORTS
+    from fedvlp.run.config import nearest
+
+    use_plugins(plugins)
+    if to not in EXPORTS:
+        raise ValueError(f"--to is {to!r}{nearest(to, list(EXPORTS))}; there are: {', '.join(EXPORTS)}")
+    print(f"wrote {out}, with the features that it has here: {EXPORTS[to](_loaded(model, statistics, 'cpu'), out)}")
+
+
+def _mask_of(model: DualEncoder, file: Path, film: Path) -> Any:
+    """Bool [S, S] of a mask's file, cropped as the model sees the film."""
+    import torch
+
+    from fedvlp.data.masks import read_mask
+    from fedvlp.data.transforms import eval_batch
+    from fedvlp.run.search import decoded_size
+
+    whole = 255 * torch.from_numpy(read_mask(file, decoded_size(model), film)).to(torch.uint8)
+    return eval_batch(whole[None], model.config.image_size)[0, 0] > 0
+
+
+def printable(text: str) -> str:
+    """The text in one line, without characters that steer a terminal."""
+    return " ".join(validate.printable(text).split())
+
+
+def _loaded(folder: Path, statistics: str | None, device: str) -> DualEncoder:
+    """The model on the device. Raises ValueError for a folder without one, and a device that is not there."""
+    import torch
+
+    from fedvlp.run.model_use import load_model
+
+    if device not in DEVICES:
+        raise ValueError(f"--device is {device!r}; choose {', '.join(DEVICES)}")
+    there = torch.cuda.is_available()
+    if device == "cuda" and not there:
+        raise ValueError("--device is cuda, and torch finds no GPU on this machine; choose cpu or auto")
+    return load_model(folder, statistics, "cuda" if device != "cpu" and there else "cpu")
+
+
+def _records(model: DualEncoder, data: str, cache: Path | None) -> Any:
+    """The records of ``--data``, their films decoded as the model's were."""
+    from fedvlp.run.search import decoded_size
+
+    return stored(records_of(data, decoded_size(model)), cache).build()
+
+
+def _site(cohort: Any, row: int) -> str:
+    return "" if cohort.sites is None else cohort.sites[row]

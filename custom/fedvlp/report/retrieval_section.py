@@ -1,0 +1,222 @@
+"""The report's section on retrieval: initial and trained, by site, and over rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedvlp.core.metric_names import BYTES_UP
+from fedvlp.core.types import EVALUATE
+from fedvlp.evaluation import metric_names as names
+from fedvlp.report import figures
+from fedvlp.report.figures import AVERAGE, WORST, Curve
+from fedvlp.report.html import ABSENT, grid, table, text
+from fedvlp.report.run import SCOPES, Run
+from fedvlp.run.beside import lacking
+from fedvlp.run.compare import BATCH, INITIAL
+from fedvlp.run.experiment import POOLED
+from fedvlp.run.metrics import Record, by_site
+from fedvlp.run.recalls import FROM_AVERAGE, GAIN, SITE, TOGETHER, TRAINED, Recall
+
+# Tables of the recalls that were measured again: with intervals, and beside them chance and the source oracle.
+
+OVER = {
+    names.AVERAGE: "average over sites",
+    names.WORST: "worst site",
+    TOGETHER: "records of all sites in one set",
+}
+EXPLANATION = (
+    "Each cell is the recall, or a difference of two, in percent, with its 95 % interval over resamples of the test "
+    "patients; candidates stay. The interval of the worst site holds the percentiles and twice the figure minus "
+    "the percentiles. How far another seed of the training would move a figure the intervals do not say, and "
+    "each of them is of one site by itself: of many sites, one may lie apart by chance. A source oracle knows only "
+    "which site a film and a report come from, and guesses among that site's records."
+)
+MISSING = (
+    "There are no intervals over patients yet. They can be measured where the run's records are, with "
+    "fedvlp report RUN --intervals."
+)
+UNMEASURABLE = (
+    "There are no intervals over patients: what each site measured is its own model, beside the server's, and such "
+    "models are not measured again."
+)
+OF_SERVER = " These figures are of the server's model; those that the sites sent are not."
+
+
+def recall_tables(run: Run) -> str:
+    """Recalls over sites and by site, as HTML; without a measurement, the sentence that says how to get it."""
+    if not run.recalls:
+        return f"<p>{text(MISSING if run.measurable else UNMEASURABLE)}</p>"
+    beside = _beside(run)
+    explanation = EXPLANATION + OF_SERVER * bool(run.evaluated and run.sends)
+    head = ("", "test pairs", "initial", "trained", "gained", "chance", "source oracle")
+    over = [_over(run.recalls, row) for row in _trained(run.recalls) if row.over != SITE]
+    out = f"{beside}<h3>Test split with intervals</h3><p>{text(explanation)}</p>{table(head, over)}"
+    scope = names.IN_BATCH if any(row.scope == names.IN_BATCH for row in run.recalls) else names.WHOLE_SET
+    head = ("site", "test pairs", "initial", "trained", "gained", "from the average", "chance")
+    sites = [
+        _of_site(run.recalls, row) for row in _trained(run.recalls) if (row.over, row.k, row.scope) == (SITE, 1, scope)
+    ]
+    return f"{out}<h3>R@1 by site, test, {SCOPES[scope]}, with intervals</h3>{table(head, sites)}{_left_out(run)}"
+
+
+def _beside(run: Run) -> str:
+    """What the run is held against, and the commands of what is not there, as HTML."""
+    if not run.beside:
+        return ""
+    rows = [[row.what, row.of_run, row.other, row.of_other] for row in run.beside]
+    shown = table(["", "this run", "held against", "its figure"], rows)
+    missing = "".join(f"<p>Not measured: {text(command)}.</p>" for command in lacking(run.folder))
+    return f"<h3>What it is worth</h3>{shown}{missing}"
+
+
+def _left_out(run: Run) -> str:
+    """Which sites that took part were not measured, as HTML."""
+    elsewhere = {POOLED, *(run.setting("partition.left_out") or "").split(",")}
+    measured = {row.site for row in run.recalls}
+    few = [site for site in run.sites if site not in measured | elsewhere]
+    return f"<p>Left out, with fewer than 2 test pairs: {text(', '.join(few))}.</p>" if few else ""
+
+
+def _trained(recalls: Sequence[Recall]) -> list[Recall]:
+    return [row for row in recalls if row.figure == TRAINED]
+
+
+def _over(recalls: Sequence[Recall], row: Recall) -> list[str]:
+    """The cells of a recall over sites."""
+    title = f"R@{row.k}, {SCOPES[row.scope]}, {OVER[row.over]}"
+    figures = [_cell(recalls, row, figure) for figure in (INITIAL, TRAINED, GAIN)]
+    return [title, f"{row.queries:,}", *figures, _percent_or_absent(row.chance), _percent_or_absent(row.oracle)]
+
+
+def _of_site(recalls: Sequence[Recall], row: Recall) -> list[str]:
+    """The cells of a site's recall."""
+    figures = [_cell(recalls, row, figure) for figure in (INITIAL, TRAINED, GAIN, FROM_AVERAGE)]
+    return [row.site, f"{row.queries:,}", *figures, _percent_or_absent(row.chance)]
+
+
+def _cell(recalls: Sequence[Recall], row: Recall, figure: str) -> str:
+    """Another figure of the same site, scope and k, with its interval."""
+    same = (row.over, row.site, row.scope, row.k)
+    for other in recalls:
+        if other.figure == figure and (other.over, other.site, other.scope, other.k) == same:
+            return str(other.recall) if figure in (GAIN, FROM_AVERAGE) else other.recall.unsigned()
+    return ABSENT
+
+
+def _percent_or_absent(value: float) -> str:
+    return ABSENT if math.isnan(value) else f"{value:.1f}"
+
+
+KS, ARROW = (1, 5), " \N{RIGHTWARDS ARROW} "
+KINDS = {names.AVERAGE: "average", names.WORST: "worst site", names.DISPARITY: "disparity (population std)"}
+
+
+def section(run: Run) -> str:
+    """Tables of the initial and the trained model, bars by site and curves over rounds, as HTML; "" without any."""
+    if not run.measured:
+        return ""
+    (first, _), (last, _) = run.measured[0], run.measured[-1]
+    notes = _notes(run, first, last)
+    ends = {_moment(record): (record, figures) for record, figures in (run.measured[0], run.measured[-1])}
+    over_sites = {name: figures for name, (_, figures) in ends.items()}
+    tables = "".join(_ends(split, over_sites) for split in ("test", "val"))
+    drawings = _over_rounds(run) + _by_site(run, {name: record for name, (record, _) in ends.items()})
+    return "".join(f"<p>{text(note)}</p>" for note in notes) + recall_tables(run) + tables + grid(drawings)
+
+
+def _notes(run: Run, first: Record, last: Record) -> list[str]:
+    """What a reader must know of the figures: their definition, and what sets this run apart."""
+    notes = [
+        "Recall@K (R@K) on held-out records, in percent, mean of both directions. Average and worst are over sites; "
+        "disparity is the population standard deviation over sites, as the papers do not define theirs. By chance, "
+        f"R@K is 100 K / {BATCH} in batches and 100 K / N in a whole set of N records, another at every site."
+    ]
+    if first is last:
+        notes.append(f"Only one evaluation so far ({_moment(first)}).")
+    one_sided = _measured_sites(first) ^ _measured_sites(last)
+    if one_sided:
+        listed = ", ".join(site for site in run.sites if site in one_sided)
+        notes.append(f"Not the same sites were measured at both ends ({listed}), so compare the averages with care.")
+    if run.training and not any(record.get("bytes", {}).get(BYTES_UP, 1) for record, _ in run.training):
+        notes.append("No site sent a tensor: each was measured with the model that it trained alone.")
+    if any(record["members"] == [POOLED] for record in run.history):
+        notes.append("All records train at one place (pooled); its model is measured on the records of every site.")
+    if run.left_out:
+        notes.append(run.left_out)
+    return notes
+
+
+def _measured_sites(record: Record) -> set[str]:
+    """The sites with a recall in this record."""
+    return {site for site, metrics in by_site(record).items() if any(map(names.is_recall, metrics))}
+
+
+def _moment(record: Record) -> str:
+    """Which model a record measured: the one that its round starts from."""
+    if record["round"] == 0:
+        return "initial"
+    return f"trained, {record['round']} rounds" if record["phase"] == EVALUATE else f"after {record['round']} rounds"
+
+
+def _ends(split: str, ends: dict[str, dict[str, float]]) -> str:
+    """Table of one split with the initial and the trained model in each cell; "" where there is nothing.
+
+    ``ends``: which model -> name -> figure over sites.
+    """
+    rows = []
+    for scope, described in SCOPES.items():
+        for k in KS:
+            name = names.recall(split, k, scope)
+            values = [[of.get(names.over_sites(name, kind)) for of in ends.values()] for kind in KINDS]
+            if any(value is not None for of_kind in values for value in of_kind):
+                cells = [ARROW.join(map(_percent, of_kind)) for of_kind in values]
+                chance = f"{100 * k / BATCH:g}" if scope == names.IN_BATCH else ABSENT
+                rows.append([f"R@{k}, {described}", *cells, chance])
+    title = f"{split.capitalize()} split: {ARROW.join(ends)}"
+    return f"<h3>{text(title)}</h3>{table(['', *KINDS.values(), 'chance'], rows)}" if rows else ""
+
+
+def _percent(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.2f}"
+
+
+def _by_site(run: Run, ends: dict[str, Record]) -> str:
+    """R@1 of every site, initial and trained: of the split and scope that most sites have, test in batch first."""
+    measured = {name: by_site(record) for name, record in ends.items()}
+    choices = [(split, scope) for scope in SCOPES for split in ("test", "val")]
+    counts = [
+        sum(names.recall(split, 1, scope) in metrics for of in measured.values() for metrics in of.values())
+        for split, scope in choices
+    ]
+    if not any(counts):
+        return ""
+    split, scope = choices[counts.index(max(counts))]
+    key = names.recall(split, 1, scope)
+    values = {
+        name: {site: metrics[key] for site, metrics in of.items() if key in metrics} for name, of in measured.items()
+    }
+    colours = {site: run.style(site)["color"] for site in run.sites if any(site in of for of in values.values())}
+    level = ("chance", 100 / BATCH) if scope == names.IN_BATCH else None
+    return figures.bars(f"R@1 by site, {split}, {SCOPES[scope]} (%)", values, colours, level)
+
+
+def _over_rounds(run: Run) -> str:
+    """Curves of the validation recall: the average, the worst site, and every site."""
+    first = names.over_sites(names.recall("val", 1), names.AVERAGE)
+    scope = names.IN_BATCH if any(first in figures for _, figures in run.measured) else names.WHOLE_SET
+    sites = [(record["round"], by_site(record)) for record, _ in run.measured]
+    out = ""
+    for k in KS:
+        key = names.recall("val", k, scope)
+        curves: list[Curve] = []
+        for kind, style in ((names.AVERAGE, AVERAGE), (names.WORST, WORST)):
+            name = names.over_sites(key, kind)
+            points = {record["round"]: figures[name] for record, figures in run.measured if name in figures}
+            curves.append((KINDS[kind], points, style))
+        for site in run.sites:
+            points = {round: metrics[site][key] for round, metrics in sites if key in metrics.get(site, {})}
+            curves.append((site, points, run.style(site)))
+        level = ("chance", 100 * k / BATCH) if scope == names.IN_BATCH else None
+        out += figures.lines(f"R@{k} over rounds, val, {SCOPES[scope]} (%)", curves, "rounds completed", level)
+    return out
