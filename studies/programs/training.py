@@ -5,7 +5,9 @@
 
 The plain loop is what one would write by hand: forward, backward, AdamW, no option. Memory is that of a process that
 runs one variant alone. ``cache`` is gradient caching at 16 times the batch of a step. ``data`` is the loop that draws,
-crops and normalises records of the built-in cohort, beside the same loop on the same batches drawn before. On a CPU
+crops and normalises records of the built-in cohort, beside the same loop on the same batches drawn before. ``fixed`` is
+a round at one site: FedDRA's beside FedAvg's with as many steps of the encoders, and with what received encoders make
+of a record kept (``cache_features``): a demo's site and one of the ledger, where E1 is E2. On a CPU
 seconds are processor time, which other programs on the machine disturb less than the wall clock.
 """
 
@@ -30,15 +32,21 @@ from common import MIB, fresh_peak, interleaved, machine, peak, rounded, say, sp
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedvlp.core.client import Client
+from fedvlp.core.method import Method
 from fedvlp.core.types import Batch, Broadcast
 from fedvlp.data.loader import SiteData
 from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.federation.site import Site
+from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import FedAvg
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
 from fedvlp.models.tiny import HashTokenizer
 from fedvlp.objectives.convirt import ConVIRT
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
 from fedvlp.training.autotune import choose, measured
 from fedvlp.training.config import Training
+from fedvlp.training.frozen_features import FixedFeatures
 from fedvlp.training.loop import train
 
 TOKENS = 64
@@ -351,12 +359,43 @@ def cache(names: list[str], common: list[str]) -> None:
     print("\n" + table([*header, "KiB a record of a step"], rows) + "\n")
 
 
+def fixed(records: int, align: int, joint: int, made_up: bool, repetitions: int) -> None:
+    """Processor seconds of a round at a site of so many training records."""
+    demo = presets.get("feddra")
+    assembly = Assembly(replace(demo, data=replace(demo.data, size=records * 2)))
+    rows = assembly.cohort.rows("train")[:records]
+    training = replace(demo.training, make_up_warmup=made_up)
+    dra, state = replace(demo.method, align_steps=align, local_steps=joint), assembly.initial()
+    methods: dict[str, tuple[Method, bool]] = {
+        "FedAvg": (FedAvg(local_steps=joint), False), "FedDRA": (dra, False), "FedDRA, kept": (dra, True)
+    }  # fmt: skip
+
+    def visited(method: Method, kept: bool) -> Callable[[], None]:
+        one = assembly.client("site-1", assembly.serve(assembly.cohort, {"train": rows}))
+        one.fixed = FixedFeatures() if kept else None
+        site = Site(one, method, training, SiteMemory(None))
+
+        def visit() -> None:
+            model = {name: tensor.clone() for name, tensor in state.items()}
+            for phase in method.phases(0):
+                answer = site.handle(Broadcast(0, phase, model))
+                model = model | {name: tensor.clone() for name, tensor in answer.state.items()}
+
+        return visit
+
+    visits = {name: visited(*method) for name, method in methods.items()}
+    times = interleaved(visits, repetitions, time.process_time)
+    for name, seconds in times.items():
+        ratios = spread([own / other for own, other in zip(seconds, times["FedAvg"], strict=True)])
+        say({"records": records, "E1": align, "E2": joint, "variant": name, "s": spread(seconds), "x_FedAvg": ratios})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--only", choices=["speed", "memory", "cache", "data"], help="one part instead of all")
+    parser.add_argument("--only", choices=["speed", "memory", "cache", "data", "fixed"], help="one part instead of all")
     parser.add_argument("--compile", action="store_true", help="torch.compile too: a minute more for each pair")
     parser.add_argument("--quick", action="store_true")
     for hidden in ("--memory-of", "--variant"):
@@ -387,6 +426,9 @@ def main() -> None:
         cache(names, common)
     if chosen.only in (None, "data") and chosen.device == "cpu":  # gpu.py has it on a GPU
         loaded(names, repetitions)
+    if chosen.only in (None, "fixed") and chosen.device == "cpu":
+        for site in [(64, 1, 2, False)] if chosen.quick else [(280, 10, 40, False), (1300, 45, 45, True)]:
+            fixed(*site, repetitions)
     say(machine())
 
 
