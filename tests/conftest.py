@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Generator, Iterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ sys.path.append(str(Path(__file__).parent))
 
 from support.simulator import REPEATED
 
+from fedvlp.data.burned_in import holds_text
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 
@@ -85,6 +87,22 @@ def _films_drawn_once(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
     if "synthetic" not in request.path.parts:
         monkeypatch.setattr(SyntheticCohort, "build", remembering)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _films_searched_once() -> Iterator[None]:
+    """Tesseract takes some 20 ms for a film, and the same ones are read in test after test."""
+    searched: dict[tuple[Any, bytes], bool] = {}
+
+    def remembering(pixels: np.ndarray) -> bool:
+        key = pixels.shape, sha256(np.ascontiguousarray(pixels)).digest()
+        if key not in searched:
+            searched[key] = holds_text(pixels)
+        return searched[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedvlp.data.images.holds_text", remembering)
+        yield
 
 
 @pytest.fixture(autouse=True)

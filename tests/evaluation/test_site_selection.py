@@ -38,7 +38,7 @@ class Reader(nn.Module):
 class NamesSite(nn.Module):
     """Names the site that the image's first number says, whatever the text."""
 
-    words = CLASSES
+    words, config = CLASSES, CONFIG
 
     def uses(self, embedding: str) -> bool:
         return embedding == "image"
