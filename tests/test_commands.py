@@ -120,11 +120,8 @@ def test_commands_stand_in_console_blocks(page: Path) -> None:
 @cache
 def program() -> Any:
     """`fedvlp` with all its commands, whose making takes longer than a page's reading."""
-    made: Any = typer.main.get_command(cli.app)
-    if "claims" not in made.commands:  # nobody has called main() in this process
-        laboratory.add_installed()
-        made = typer.main.get_command(cli.app)
-    return made
+    laboratory.add_installed()
+    return typer.main.get_command(cli.app)
 
 
 def unknown(command: str) -> list[str]:

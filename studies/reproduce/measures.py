@@ -347,6 +347,8 @@ class ZeroShot:
 
     selectors: bool = True  # also of two selectors that are trained anew
     classes: tuple[str, ...] = ()  # that are told apart; none: all findings with prompts
+    # number of a site whose records have one label, those records, and the two classes that are told apart there
+    alone: tuple[int, Source, tuple[str, str]] | None = None
 
     def __call__(self, folder: RunFolder) -> Figures:
         """The figures of a finished run."""
@@ -354,12 +356,31 @@ class ZeroShot:
         torch.set_num_threads(experiment.training.threads)
         table = EVALUATIONS["zero-shot"](folder, Choices(classes=self.classes))[0]
         figures = selection.of_table(table) | _accuracies(table)
+        if self.alone:
+            number, data, classes = self.alone
+            figures |= with_site(
+                figures, number, EVALUATIONS["zero-shot"](folder, Choices(data=data, classes=classes))[0]
+            )
         extra = experiment.extra
         # a selector without templates (FedSM's) was trained with what no held-out image has
         if isinstance(extra, SelectorConfig) and extra.templates:
             figures |= selection.of_selector(folder, experiment, extra, self.selectors)
             figures[NAMED] = figures[selection.TOLD] / 100
         return figures
+
+
+def with_site(figures: Figures, number: int, table: Path) -> Figures:
+    """The accuracies at the site of a ``number``, from a table of its records alone, and the means with them."""
+    more = {
+        name.replace(deployed_at(1), deployed_at(number)): value
+        for name, value in _accuracies(table).items()
+        if deployed_at(1) in name
+    }
+    known, means = figures | more, Figures()
+    for name in more:
+        sites = (name.replace(deployed_at(number), deployed_at(site)) for site in range(1, number + 1))
+        means[name.replace(deployed_at(number), deployed("mean"))] = fmean(known[one] for one in sites if one in known)
+    return more | means
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvlp.data.markup import is_rtf, plain
+from fedvlp.data.markup import is_rtf, lacks_letters, plain
 from fedvlp.data.report_text import clean_report, letters_lost, sections, sentences
 
 
@@ -20,6 +20,7 @@ from fedvlp.data.report_text import clean_report, letters_lost, sections, senten
         ("Sin derrame._x000D_\nCoraz\u00f3n normal", "sin derrame corazon normal"),
         ("&lt;div class=&quot;x&quot;&gt;Brak p\u0142ynu&lt;/div&gt;", "brak plynu"),
         ("Nodule <5 mm, a < b and c > d", "nodule 5 mm a b and c d"),
+        ('<?xml version="1.0"?><text><content>Kein Erguss.</content></text>', "kein erguss"),
         ("Petit &eacute;panchement &lt;5&#160;mm", "petit epanchement 5 mm"),
     ],
 )
@@ -70,3 +71,24 @@ def test_reading_takes_time_in_proportion_to_the_text(piece: str) -> None:
 
 def test_a_number_that_names_no_character_stays() -> None:
     assert plain("&#" + "9" * 5000 + ";").startswith("&#9")
+
+
+@given(
+    st.lists(
+        st.sampled_from(["Erguß", "größer", "épanchement", "źródło", "3\u00a0mm", "patient\u2019s", "«CAFÉ»", "TÓRAX"])
+    )
+)
+def test_letters_that_were_encoded_twice_are_what_they_were(words: list[str]) -> None:
+    """As where UTF-8 was read as cp1252; bytes that are no letter there stay as they are."""
+    written = " ".join(words)
+    twice = "".join(
+        chr(b) if b in (0x81, 0x8D, 0x8F, 0x90, 0x9D) else bytes([b]).decode("cp1252") for b in written.encode()
+    )
+    assert plain(twice) == plain(written) == written
+
+
+def test_letters_that_are_lost_are_told() -> None:
+    assert lacks_letters("Kein Ergu\ufffd. Gr\ufffd\ufffder")
+    assert not any(
+        map(lacks_letters, ("the patient\ufffds chest", "\ufffdnormal\ufffd", "3\ufffd4 cm", "clear \ufffd no change"))
+    )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import multiprocessing
 import re
-import subprocess
-import sys
+import resource
 import typing
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass, replace
@@ -112,21 +112,22 @@ def test_no_update_of_a_few_records_leaves_the_site(settings: dict[str, Any], ki
 
 
 @pytest.mark.parametrize(
-    ("settings", "scale"),
+    ("steps", "settings", "scale"),
     [
-        ({"training__optimizer": "sgd", "training__lr": 10.0, "training__batch_size": 2}, 1.0),
-        ({"training__batch_size": 32}, 1000.0),
+        (40, {"training__optimizer": "sgd", "training__lr": 10.0, "training__batch_size": 2}, 1.0),
+        (4, {"training__batch_size": 32}, 1000.0),
     ],
 )
 def test_a_huge_learning_rate_does_not_hide_the_first_batch_among_many(
-    settings: dict[str, Any], scale: float, kit: Path
+    steps: int, settings: dict[str, Any], scale: float, kit: Path
 ) -> None:
-    """80 and 280 records are drawn, but after the first step nothing is left to learn: the change is that batch's.
+    """80 and 128 records are drawn, but after the first step nothing is left to learn: the change is that batch's.
 
     The job asks for the rate, or the server for so many times the rate of an experiment that the site knows. SGD's rate
     is far below the one (1000) at which some processors overflow: there the update is lost, and nothing is counted.
     """
-    experiment = asked(method__local_steps=40, training__weight_decay=0, training__warmup_steps=0, **settings, **LIGHT)
+    plain = {"training__weight_decay": 0, "training__warmup_steps": 0, **LIGHT}
+    experiment = asked(method__local_steps=steps, **plain, **settings)
     with pytest.raises(EnvelopeError, match=r"in effect on \d+ distinct records") as refused:
         answered(kit, experiment, lr_scale=scale)
     batch = experiment.training.batch_size
@@ -138,13 +139,13 @@ HONEST_NOISE = {"training__dp_noise": 8.0, "training__dp_clip": 0.5, "model__hea
 
 
 def test_next_to_no_noise_does_not_hide_the_first_batch_either(kit: Path) -> None:
-    """Under record-level noise gradients weigh what they did before it: 45 steps of about two records, of one's effect.
+    """Under record-level noise gradients weigh what they did before it: 20 steps of about two records, of one's effect.
 
     Batches are drawn by the operating system's generator, so the first with a pair in it has two records or some more.
     """
     pytest.importorskip("opacus", reason="pip install 'fedvlp[privacy]'")
     noise = {"training__dp_noise": 1e-5, "training__dp_clip": 40, "training__dp_group": 2, "model__head_norm": "layer"}
-    steps = {"method__local_steps": 45, "training__batch_size": 2, "training__lr": 1}
+    steps = {"method__local_steps": 20, "training__batch_size": 2, "training__lr": 1}
     experiment = asked(training__weight_decay=0, training__warmup_steps=0, **noise, **steps, **LIGHT)
     with pytest.raises(EnvelopeError, match=r"in effect on \d+ distinct records") as refused:
         answered(kit, experiment)
@@ -194,7 +195,7 @@ def test_under_noise_the_records_of_each_group_weigh_what_its_gradient_does() ->
             {"training__dp_noise": 1.0, "training__batch_size": 64, "model__head_norm": "layer"},
             marks=pytest.mark.slow(seconds=3),
         ),
-        (20, HONEST_NOISE),
+        (8, HONEST_NOISE),
     ],
 )
 def test_an_update_under_record_level_noise_leaves(steps: int, settings: dict[str, Any], kit: Path) -> None:
@@ -513,37 +514,40 @@ def test_every_preset_is_admitted() -> None:
 
 
 SIZES = ("adapter_rank", "embedding_dim", "head_hidden", "image_size", "max_tokens", "vocabulary", "batch_size")
-BOUNDED = """
-import resource, sys, torch
-from fedvlp.deploy.envelope import BOUNDS, Envelope, EnvelopeError
-from fedvlp.run import presets
-from fedvlp.run.assembly import Assembly
-from fedvlp.run.config import override
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + 3 * 2**30,) * 2)
-for name in sys.argv[1:]:
-    lora = override(override(presets.get("fedavg"), "model.init", "tiny-pool"), "model.adapters", "lora")
-    group = "training" if name == "batch_size" else "model"
-    job = override(lora if name == "adapter_rank" else presets.get("fedavg"), f"{group}.{name}", str(BOUNDS[name]))
-    job = override(job, "data.size", "200")
-    try:
-        Envelope(memory_gb=2).refuse_large(job, "site-1")
-    except EnvelopeError as error:
-        print(name, "refused", error)
-        continue
-    client = Assembly(job).site("site-1").client
-    output = client.model(next(client.data.train_batches(1, job.training.batch_size, torch.Generator())))
-    (output.image.sum() + output.text.sum()).backward()
-    print(name, "fits")
-"""
+
+
+def bounded(said: Any) -> None:
+    """Of each size at its bound: whether its training fits into 3 GB more than this process has, or is refused."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 3 * 2**30,) * 2)
+    for name in SIZES:
+        lora = override(override(presets.get("fedavg"), "model.init", "tiny-pool"), "model.adapters", "lora")
+        group = "training" if name == "batch_size" else "model"
+        job = override(lora if name == "adapter_rank" else presets.get("fedavg"), f"{group}.{name}", str(BOUNDS[name]))
+        job = override(job, "data.size", "200")
+        try:
+            Envelope(memory_gb=2).refuse_large(job, "site-1")
+        except EnvelopeError:
+            said.put((name, "refused"))
+            continue
+        client = Assembly(job).site("site-1").client
+        (batch,) = client.data.train_batches(1, job.training.batch_size, torch.Generator())
+        output = client.model(batch)
+        (output.image.sum() + output.text.sum()).backward()
+        said.put((name, "fits"))
 
 
 def test_a_job_at_a_bound_fits_into_the_sites_memory_or_is_refused_before_it_is_built() -> None:
     """In a process whose memory the system limits."""
-    done = subprocess.run([sys.executable, "-c", BOUNDED, *SIZES], capture_output=True, text=True, check=False)
-    said = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines()}
-    assert set(said) == set(SIZES), done.stdout + done.stderr
-    assert {"fits", "refused"} == set(said.values())
+    forks = multiprocessing.get_context("fork")
+    said = forks.SimpleQueue()
+    process = forks.Process(target=bounded, args=(said,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    outcomes = dict(said.get() for _ in SIZES)
+    assert outcomes.keys() == set(SIZES)
+    assert {"fits", "refused"} == set(outcomes.values())
 
 
 def test_a_site_refuses_training_beyond_its_memory_and_images_beyond_its_size(kit: Path) -> None:

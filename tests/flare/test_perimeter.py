@@ -62,11 +62,10 @@ from support.short_jobs import committed
 
 from fedvlp.core.json_file import LARGEST_JOB
 from fedvlp.deploy.site_config import NamedData
-from fedvlp.flare import kit_lock, perimeter
+from fedvlp.flare import perimeter
 from fedvlp.flare.job_check import bound_submissions
 from fedvlp.flare.jobs import write_job
-from fedvlp.flare.kit_lock import PARENTS
-from fedvlp.flare.perimeter import ADMIN_TOPICS, FREE, REFUSED, SERVER, Perimeter
+from fedvlp.flare.perimeter import ADMIN_TOPICS, FREE, PARENTS, REFUSED, SERVER, Perimeter
 from fedvlp.run.lock import in_use, only_writer
 
 JOB = "0c7d1f2a-0000-4000-8000-000000000002"
@@ -182,8 +181,8 @@ def test_a_second_process_on_one_kit_ends_with_a_sentence(tmp_path: Path, monkey
         monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name=PARENTS[1]))
         with pytest.raises(SystemExit, match=f"^not started: the kit of {tmp_path.name} is in use: process "):
             Perimeter()
-    monkeypatch.setattr(kit_lock, "_until_the_end", ExitStack())
-    with kit_lock._until_the_end:
+    monkeypatch.setattr(perimeter, "_until_the_end", ExitStack())
+    with perimeter._until_the_end:
         Perimeter()
         assert in_use(tmp_path)
 
@@ -197,7 +196,7 @@ def test_it_looks_at_messages_before_the_process_opens_a_port(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(CoreCell, "start", lambda core: at_start.append(len(core.filters)))
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name=program))
-    monkeypatch.setattr(kit_lock, "_until_the_end", ExitStack())
+    monkeypatch.setattr(perimeter, "_until_the_end", ExitStack())
     filters: list[Any] = []
     core = SimpleNamespace(
         filters=filters,
@@ -207,7 +206,7 @@ def test_it_looks_at_messages_before_the_process_opens_a_port(
         add_incoming_filter=lambda *args: filters.append(args[-1]),
         add_incoming_request_filter=lambda *args: filters.append(args[-1]),
     )
-    with kit_lock._until_the_end:
+    with perimeter._until_the_end:
         Perimeter(side)
         CoreCell.start(core)
     assert filters

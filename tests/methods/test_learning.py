@@ -161,11 +161,14 @@ LEARNED: dict[str, tuple[Method, tuple[float, ...]]] = {
     "fedavg": (FedAvg(local_steps=20), (81.2, 91.5, 95.2, 91.7, 93.1)),
     "feddra": (FedDRA(local_steps=15, align_steps=5, mu=1.0, rho=1.0, **HARD), (85.4, 91.2, 96.0, 89.4, 92.9)),
     "creamfl": (CreamFL(local_steps=20, local_epochs=1, server_steps=20, distil_steps=20),
-                (62.7, 63.4, 68.3, 73.8, 74.9)),
+                (62.7, 63.4, 68.3, 73.8, 74.9, 66.4, 70.8, 60.2, 72.6, 55.8)),
     "pms-fm": (PMSFM(local_steps=20), (79.0, 88.4, 94.4, 84.9, 89.4)),
     "scaffold": (SCAFFOLD(local_steps=20), (76.2, 88.1, 91.4, 87.0, 89.7)),
 }  # fmt: skip
-"""A method of each kind (``support.cases.KINDS``), and the mean recall that its model had with seeds 100 to 104."""
+"""A method of each kind (``support.cases.KINDS``), and the mean recall that its model had with seeds 100 to 104.
+
+Of CreamFL, which varies most, with 100 to 109. Seeds 0 to 4 then had 89.8, 90.4, 52.6, 86.0 and 82.3 on average.
+"""
 
 
 def learned(method: Method, seed: int) -> float:
@@ -188,7 +191,7 @@ def test_a_method_of_each_kind_learns_what_it_learned(name: str) -> None:
     """
     method, before = LEARNED[name]
     now = fmean(learned(method, seed) for seed in range(5))
-    assert abs(now - fmean(before)) < 3 * stdev(before), f"{now:.1f}, and {fmean(before):.1f} with seeds 100 to 104"
+    assert abs(now - fmean(before)) < 3 * stdev(before), f"{now:.1f}, and {fmean(before):.1f} with seeds from 100 on"
 
 
 @pytest.mark.nightly

@@ -508,19 +508,6 @@ def test_the_gradient_is_taken_at_the_received_weights() -> None:
     same_bytes(*gradients)
 
 
-def test_a_gradient_that_is_not_finite_is_dropped_and_named() -> None:
-    def poison(site: str, message: Broadcast, reply: Reply) -> Reply:
-        if site == "b" and message.phase == "train" and isinstance(reply, Update):
-            broken = {n: t * torch.nan if n.startswith(GRADIENT) else t for n, t in reply.state.items()}
-            return replace(reply, state=broken)
-        return reply
-
-    one = world(rounds=Rounds(rounds=1, evaluate_every=0))
-    server = one.run(Recorder(one, poison))
-    assert "NaN" in server.history[0]["dropped"]["b"]
-    assert all(torch.isfinite(t).all() for t in server.state.values())
-
-
 def test_more_sites_than_the_selector_knows_is_said() -> None:
     few = replace(SELECTOR, sites=2)
     one = world(objective=lambda: objective(few))

@@ -183,6 +183,18 @@ def test_cosines_are_by_round_of_the_size() -> None:
         assert titles == [f"round {number}" for number in range(rounds + 1)]
 
 
+def test_a_site_with_a_label_of_its_own_counts_in_the_mean(tmp_path: Path) -> None:
+    """CANDID by hand: the other sites have 60 and 30 %, it has 90 %: 60 % on average; so with the spreads."""
+    table = tmp_path / "zero_shot.csv"
+    table.write_text("model,site,accuracy,accuracy_std\nglobal,other records,90,3\nglobal,mean,90,\n")
+    first, second, mean = (measures.deployed_at(1), measures.deployed_at(2), measures.deployed("mean"))
+    known = {first: 0.6, second: 0.3, mean: 0.45, measures.spread(first): 0.01, measures.spread(second): 0.02}
+    figures = known | measures.with_site(known, 3, table)
+    assert (figures[measures.deployed_at(3)], figures[mean]) == (0.9, pytest.approx(0.6))
+    assert figures[measures.spread(mean)] == pytest.approx(0.02)
+    assert figures[measures.GLOBAL_MODEL + mean] == 0.9
+
+
 def test_a_row_with_a_value_too_few_is_refused() -> None:
     entry = Entry("feddra", ("2",), "", None, (Row("a", "a", printed="1.0"),), (Column("x", "x"), Column("y", "y")))
     with pytest.raises(ValueError, match="1 values, 2 columns"):
@@ -549,6 +561,7 @@ def papers_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("feddra:4", ("FedAvg",)),
         ("fedrgb:7", ()),
         ("fedrgb:8", ()),
+        ("pms-fm:1", ("MedClip, FedAvg", "MedClip, PMS-FM (Our)")),
         ("pms-fm:2", ("pms-fm",)),
         ("car-mfl:2", ("CAR-MFL",)),
         ("car-mfl:4", ()),

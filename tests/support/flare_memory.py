@@ -54,7 +54,7 @@ from fedvlp.federation.site import Site
 from fedvlp.flare import controller as controller_module
 from fedvlp.flare import messages, task_handler
 from fedvlp.flare.controller import FederatedController
-from fedvlp.flare.executor import SiteExecutor
+from fedvlp.flare.site_executor import SiteExecutor
 from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment

@@ -51,8 +51,16 @@ class ImageNames:
         """The files whose path is ``names`` but for case, form of accents, and a suffix."""
         paths = [self.root]
         for name in names:
-            paths = [path / known for path in paths for known in self._listing(path).get(_folded(name), ())]
+            paths = [path / known for path in paths for known in self._named(path, name)]
         return list({path.resolve(): None for path in paths if path.is_file()})
+
+    def _named(self, folder: Path, name: str) -> list[str]:
+        """What ``folder`` holds by this name; if nothing, by that of an image, as of films that were converted."""
+        listing, path = self._listing(folder), Path(name)
+        bare = path.stem if path.suffix.lower() in SUFFIXES else name
+        return listing.get(_folded(name)) or [
+            known for known in listing.get(_folded(bare), ()) if Path(known).suffix.lower() in SUFFIXES
+        ]
 
     def _listing(self, folder: Path) -> dict[str, list[str]]:
         """What ``folder`` holds: folded name, of images also without suffix -> names. It is read once."""

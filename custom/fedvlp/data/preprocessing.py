@@ -23,6 +23,7 @@ REMEDIES = {
     "missing image": "there is no such file",
     "unsupported image format": "PNG, JPEG, TIFF and DICOM are read",
     "corrupt image": "its content is damaged or incomplete; export it again",
+    "empty file": "it has no bytes; copy or export it again",
     "constant image": "all of its pixels are equal",
     "no image": "it is a DICOM report, presentation state or other document; give the film that belongs to it",
     "no pixel data": "it has the header of an image alone; export it with its pixels",

@@ -41,6 +41,7 @@ DICOM_TAGS = (
 
 RESCALE = ("ModalityLUTSequence", "RescaleSlope", "RescaleIntercept")  # from stored values to the detector's
 WINDOW = ("VOILUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction")  # from these to what a screen shows
+CARRY = 0.06  # of the lower bits' range; measured on films: 0.1 to 1 where bits are lacking, within 0.04 of 0 elsewhere
 UNUSABLE = ", with a window or rescale that cannot be applied"
 
 
@@ -160,6 +161,8 @@ def _as_dicom(path: Path) -> Path | BytesIO | None:
     """A DICOM file as pydicom reads it, in memory where preamble or meta header are missing; None for another file."""
     if not path.is_file():
         raise UnreadableImageError("missing image")
+    if not path.stat().st_size:
+        raise UnreadableImageError("empty file")
     if path.stat().st_size > MAX_BYTES:
         raise UnreadableImageError("image too large", f"more than {MAX_BYTES} bytes")
     with path.open("rb") as file:
@@ -198,8 +201,8 @@ def _shape(path: Path) -> tuple[int, int]:
 
     dicom = _as_dicom(path)
     if dicom is None:
-        with Image.open(path, formats=FORMATS) as image:
-            turned = image.getexif().get(ORIENTATION, 1) in SIDEWAYS
+        with Image.open(path, formats=FORMATS) as image:  # Pillow says of TIFFs what they are once they are turned
+            turned = image.getexif().get(ORIENTATION, 1) in SIDEWAYS and image.format != "TIFF"
             return (image.width, image.height) if turned else (image.height, image.width)
     header = _header(dicom)
     return int(header.Rows), int(header.Columns)
@@ -383,7 +386,8 @@ def _read_pil(path: Path, longest: int | None, colour: bool) -> _Values:
 
     _know_deep_tiffs()
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        # an open file, and no path, which Pillow maps: of a TIFF that lies on its side it takes the wrong rows then
+        with path.open("rb") as file, Image.open(file, formats=FORMATS) as image:
             shape = (image.height, image.width)
             _check_header(image.width, image.height, _frames(image))
             stored = f"{image.format}, {_bits_and_colours(image)}"  # before a draft, which may be grey
@@ -448,7 +452,7 @@ def _of_pil(image: Any, colour: bool, shape: tuple[int, int] | None = None, inve
 def _read_dicom(source: Path | BytesIO, burned_in: bool, colour: bool) -> _Values:
     header = _header(source)
     _check_header(int(header.Columns), int(header.Rows), int(header.get("NumberOfFrames") or 1))
-    if not burned_in and str(header.get("BurnedInAnnotation", "")).upper() == "YES":
+    if not burned_in and str(header.get("BurnedInAnnotation", "")).upper().startswith("Y"):
         raise UnreadableImageError("burned-in annotation")
     coloured = header.PhotometricInterpretation not in ("MONOCHROME1", "MONOCHROME2")
     if int(header.BitsAllocated) not in (8, 16) or (coloured and header.PhotometricInterpretation == "PALETTE COLOR"):
@@ -462,12 +466,12 @@ def _read_dicom(source: Path | BytesIO, burned_in: bool, colour: bool) -> _Value
         if colour:
             return _Values(stored, shape, stored=kind)
         return _Values(stored.astype(np.float32) @ np.array(LUMINANCE, dtype=np.float32), shape, stored=kind)
-    native = _native(source, header) if isinstance(source, Path) else None
+    native = _native(source, header)
     stored = _decoded(source) if native is None else native
     padding = _padding(stored, header)
     limits = _range(stored, padding)
     if native is not None and not _fits_bits(limits, header):
-        stored = _decoded(source)
+        stored = _of_bits(native, _decoded(source), header)
         limits = _range(stored, padding)
     inverted = header.PhotometricInterpretation == "MONOCHROME1"
     values = _presented(stored, limits, header)
@@ -499,6 +503,8 @@ def _completed(header: Any) -> Any:
         if header.get(tag) is None or header.get(tag) == "":
             setattr(header, tag, usual)
 
+    if header.get("PhotometricInterpretation"):
+        header.PhotometricInterpretation = str(header.PhotometricInterpretation).strip().upper()
     missing("SamplesPerPixel", 3 if str(header.get("PhotometricInterpretation"))[:3] in ("RGB", "YBR") else 1)
     missing("PhotometricInterpretation", "MONOCHROME2" if header.SamplesPerPixel == 1 else "RGB")
     missing("PlanarConfiguration", 0)
@@ -562,7 +568,7 @@ def _decoded(source: Path | BytesIO) -> np.ndarray:
     return _in_order(stored)
 
 
-def _native(path: Path, header: Any) -> np.ndarray | None:
+def _native(source: Path | BytesIO, header: Any) -> np.ndarray | None:
     """Stored values [H, W] of an uncompressed little-endian file, mapped and not read; None for any other file."""
     from pydicom import dcmread
     from pydicom.uid import ExplicitVRLittleEndian, ImplicitVRLittleEndian
@@ -570,7 +576,9 @@ def _native(path: Path, header: Any) -> np.ndarray | None:
     native = header.file_meta.TransferSyntaxUID in (ExplicitVRLittleEndian, ImplicitVRLittleEndian)
     if not native or header.SamplesPerPixel != 1:
         return None
-    data = dcmread(path, defer_size=1024, specific_tags=["PixelData"]).get_item("PixelData", keep_deferred=True)
+    data = dcmread(_from_start(source), defer_size=1024, specific_tags=["PixelData"]).get_item(
+        "PixelData", keep_deferred=True
+    )
     if data is None or not data.length:
         raise UnreadableImageError("no pixel data")
     signed, size = header.PixelRepresentation == 1, int(header.BitsAllocated) // 8
@@ -578,13 +586,31 @@ def _native(path: Path, header: Any) -> np.ndarray | None:
     if data.length != length + length % 2:
         return None
     shape = (int(header.Rows), int(header.Columns))
-    return np.memmap(path, f"<{'i' if signed else 'u'}{size}", "r", data.value_tell, shape)
+    kind = np.dtype(f"<{'i' if signed else 'u'}{size}")
+    if isinstance(source, BytesIO):
+        return np.frombuffer(source.getbuffer(), kind, shape[0] * shape[1], data.value_tell).reshape(shape)
+    return np.memmap(source, kind, "r", data.value_tell, shape)
 
 
 def _fits_bits(limits: tuple[float, float], header: Any) -> bool:
     """Whether values from ``limits[0]`` to ``limits[1]`` fit into BitsStored; values that do not have to be masked."""
     least = -(2 ** (header.BitsStored - 1)) if header.PixelRepresentation == 1 else 0
     return least <= limits[0] and limits[1] < least + 2**header.BitsStored
+
+
+def _of_bits(native: np.ndarray, masked: np.ndarray, header: Any) -> np.ndarray:
+    """The pixels of a film whose values need more bits than the header says that they have; ``masked`` has no more.
+
+    Those are right where the others hold an overlay, or no sign. Where they carry, the header is wrong: from a pixel to
+    the next the lower bits begin anew when the upper ones go up by one. By HighBit the values are the upper bits then.
+    """
+    bits = int(header.BitsStored)
+    upper, lower = np.diff(native.astype(np.int32) >> bits), np.diff(masked.astype(np.int32))
+    step = np.abs(upper) == 1
+    carried = -float((lower * upper)[step].mean()) / 2**bits if step.any() else 0.0
+    if header.PixelRepresentation == 1 or carried < CARRY:
+        return masked
+    return _in_order(np.asarray(native)) >> max(0, int(header.HighBit) + 1 - bits)
 
 
 def _presented(stored: np.ndarray, limits: tuple[float, float], header: Any) -> np.ndarray:
@@ -608,13 +634,29 @@ def _presented(stored: np.ndarray, limits: tuple[float, float], header: Any) -> 
 
 def _shown(levels: np.ndarray, header: Any) -> np.ndarray:
     """What a screen shows of each of the stored values ``levels``. A step that cannot be applied is left out."""
-    from pydicom.pixels import apply_modality_lut, apply_voi_lut
+    from pydicom.pixels import apply_modality_lut
 
     sensed = _applied(apply_modality_lut, levels, header, ("ModalityLUTSequence",))
     if sensed is None:
         return levels  # and no window, which is in the units of the rescale
-    shown = _applied(apply_voi_lut, sensed, header, ("VOILUTSequence", "VOILUTFunction"))
+    shown = _applied(_voi_applied, sensed, header, ("VOILUTSequence", "VOILUTFunction"))
     return sensed if shown is None else shown
+
+
+def _voi_applied(values: np.ndarray, header: Any) -> np.ndarray:
+    """pydicom's ``apply_voi_lut``, which numbers the entries of a table with as many bits as an entry has.
+
+    So entries of 8 bits, whether each has a byte or two, get 16.
+    """
+    from pydicom.pixels import apply_voi_lut
+
+    for item in header.get("VOILUTSequence") or ():
+        count, first, bits = item.LUTDescriptor
+        if bits == 8:
+            item.LUTDescriptor = [count, first, 16]
+            if isinstance(item.LUTData, bytes) and len(item.LUTData) < 2 * (count or 2**16):
+                item.add_new("LUTData", "US", list(item.LUTData))
+    return apply_voi_lut(values, header)
 
 
 def _applied(

@@ -138,8 +138,8 @@ def cross_table(
         trained = {name: tensor.clone() for name, tensor in trial.client.state().items() if name in trial.start}
         after = _figures(trial.client, trained, held_out, split, load)
         for site in held_out:
-            pairs = (pair for both in zip(before[site], after[site], strict=True) for pair in both)
-            entries.append(Entry(trial.trained_on, site, *pairs))
+            (cosine, first, fifth), (cosine_after, first_after, fifth_after) = before[site], after[site]
+            entries.append(Entry(trial.trained_on, site, cosine, cosine_after, first, first_after, fifth, fifth_after))
     return entries
 
 
@@ -153,8 +153,8 @@ def _figures(client: Client, state: State, held_out: Mapping[str, Any], split: s
     for site, data in held_out.items():
         load(client, state, site)
         metrics = Retrieval().measure(client.model, data, split)
-        recalls = (metrics.get(metric_names.recall(split, k)) for k in (1, 5))
-        figures[site] = (metrics[metric_names.similarity(split)], *recalls)
+        first, fifth = (metrics.get(metric_names.recall(split, k)) for k in (1, 5))
+        figures[site] = metrics[metric_names.similarity(split)], first, fifth
     return figures
 
 

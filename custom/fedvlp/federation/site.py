@@ -18,7 +18,7 @@ from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed, set_global
 from fedvlp.core.site_error import UNTOLD, UNWRITABLE, SiteError
 from fedvlp.core.types import EVALUATE, Broadcast, Failure, FailureKind, State, Update
-from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.federation.site_memory import SiteMemory, task_of
 from fedvlp.training import autotune, distributed, dp_sgd
 from fedvlp.training.config import Training
 from fedvlp.training.loop import train
@@ -120,26 +120,25 @@ class Site:
         began, processor = time.perf_counter(), time.process_time()
         client, method = self.client, self.method
 
-        # 1. The task, on this site's device, and the phase's number in its round.
+        # 1. The task, on this site's device, and its place in the run: round, and index of the phase.
         self._refuse_other_public_set(message)
         message = replace(message, state=client.here(message.state), aux=client.here(message.aux))
-        phases = method.phases(message.round)
-        index = phases.index(message.phase) if message.phase in phases else len(phases)
+        task = task_of(method.phases, message)
         with torch.random.fork_rng(devices=[]):
-            set_global(seed(client.seed, client.name, message.round, index))
+            set_global(seed(client.seed, client.name, *task))
 
             # 2. What this site remembers from before this very task: a task that comes twice begins alike.
-            remembered = client.here(self.memory.before((message.round, index)))
+            remembered = client.here(self.memory.before(task))
             private = self._fewest(remembered.pop(FEWEST, None), message)
             client.memory, own = norm_statistics.split(remembered)
             mine = norm_statistics.own(own, method.trainee(message.phase))
             message = replace(message, state=norm_statistics.complete(client, message.state, mine))
-            moments = self._moments(message, (message.round, index))
+            moments = self._moments(message, task)
             unfinished = self._unfinished(message, moments or {})
 
             # 3. The received model is loaded, and measured once a round, before anything is trained.
             method.receive(client, message)
-            first = index == 0 or message.phase == EVALUATE
+            first = task[1] == 0 or message.phase == EVALUATE
             scalars, metrics, evaluating = self._measure(message) if first else ({}, {}, 0.0)
 
             # 4. Training. Whatever happens, the method's own models leave the device.
@@ -149,7 +148,7 @@ class Site:
                     training = autotune.fixed(self.training, client.device, self.memory.folder)
                     terms = train(method, client, message, training, should_stop, unfinished, moments)
                     metrics |= {metric_names.loss(name): value for name, value in terms.items()}
-                    metrics |= self._spent(message, index, private)
+                    metrics |= self._spent(message, task[1], private)
                     state = to_host(method.upload(client, message))
             finally:
                 client.release()
@@ -157,7 +156,7 @@ class Site:
             # 5. What stays here is told from what travels, and is on disk before the update leaves.
             own |= self._staying(message, state)
             state = {name: tensor for name, tensor in state.items() if name not in client.site_only}
-            self._remember((message.round, index), message.phase, client.memory | own | private, moments)
+            self._remember(task, message.phase, client.memory | own | private, moments)
             if unfinished:
                 unfinished.remove()
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from fedvlp.core.checkpoint import load_tensors, save_tensors
 from fedvlp.core.site_error import SiteError
 from fedvlp.core.snapshots import LAST_ROUNDS
-from fedvlp.core.types import State
+from fedvlp.core.types import Broadcast, State, Update
 
 FORGOTTEN = "forgotten"
 """Name of the empty file that says that versions were removed for their age; its ending is the first one's task."""
+
+
+def task_of(phases: Callable[[int], tuple[str, ...]], message: Broadcast | Update) -> tuple[int, int]:
+    """(round, phase index) of a message; a phase that only measures comes last."""
+    names = phases(message.round)
+    return message.round, names.index(message.phase) if message.phase in names else len(names)
 
 
 class MemoryGoneError(SiteError, RuntimeError):

@@ -22,7 +22,7 @@ from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update, with_prefix, without_prefix
 from fedvlp.federation import codec
 from fedvlp.federation.codec import SCALE, CodecError, Wire
-from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.federation.site_memory import SiteMemory, task_of
 
 LABEL = "wire/label"
 """In an end's memory: the label of the copy that it holds."""
@@ -255,12 +255,6 @@ class EncodedSite:
 def site_memory(folder: Path | None) -> SiteMemory:
     """Where a site whose own folder is ``folder`` keeps what the wire needs."""
     return SiteMemory(folder / "wire" if folder else None)
-
-
-def task_of(phases: Phases, message: Broadcast | Update) -> tuple[int, int]:
-    """(round, phase index) of a message; a phase that only measures comes last."""
-    names = phases(message.round)
-    return message.round, names.index(message.phase) if message.phase in names else len(names)
 
 
 def own_memory(memory: SiteMemory, key: tuple[int, int]) -> State:

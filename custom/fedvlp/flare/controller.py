@@ -120,12 +120,12 @@ class FederatedController(Controller):
                 collector.add_info("progress", self._status.content() if self._status else {})
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """FLARE's entry: finds the run's folder and holds it for this job; a run that cannot begin is a panic."""
         self._abort, self._fl_ctx = abort_signal, fl_ctx
-        experiment = self.experiment
         root = runs_root(fl_ctx)
         try:
-            experiment.refuse_unpinned()
-            folder = self._finished_before(root, fl_ctx) or RunFolder.open(root, experiment)
+            self.experiment.refuse_unpinned()
+            folder = self._finished_before(root, fl_ctx) or RunFolder.open(root, self.experiment)
             with only_writer(folder.path, LAST_ONE_ENDS):
                 self._conduct(folder, root, fl_ctx)
         except (ValueError, CheckpointError) as error:
@@ -144,17 +144,21 @@ class FederatedController(Controller):
 
     def _conduct(self, folder: RunFolder, root: Path, fl_ctx: FLContext) -> None:
         """The run, from its beginning or from where it was stopped; says how it ended."""
-        experiment = self.experiment
+        # 1. What every task says of the run, and who else must know its folder.
         self._spool = folder.path / "spool"
         fl_ctx.set_prop(RUN_FOLDER, str(folder.path), private=True, sticky=True)
-        self._run = identity(experiment, str(folder.path.relative_to(root)))
+        self._run = identity(self.experiment, str(folder.path.relative_to(root)))
         if folder.id:
             self._run["id"] = folder.id
+
+        # 2. A clone of a job whose run has finished meanwhile has nothing to do.
         if folder.finished:
             write_end(folder.status_file, FINISHED, known=folder.status())
             said = f"run {folder.path} has finished, and this job is a clone to go on with it: nothing is trained"
             self.log_info(fl_ctx, f"{said}. To run it once more, submit the job's folder")
             return
+
+        # 3. The rounds, and how they ended: in the run's status, and for FLARE as a panic unless somebody aborted.
         self._status = status = RunStatus(folder.status_file, lambda: time.monotonic())
         status.note()
         try:

@@ -29,7 +29,6 @@ from fedvlp.flare import child_protocol, messages
 from fedvlp.flare.messages import BEHIND, CHILD_LOST, MOST_SAMPLES
 from fedvlp.flare.paths import SitePaths
 from fedvlp.flare.retrying_cell import send_again
-from fedvlp.flare.site_executor import SiteExecutor as SiteExecutor  # where job files of before name it
 from fedvlp.flare.worker import worker_of
 from fedvlp.run.experiment import Experiment
 

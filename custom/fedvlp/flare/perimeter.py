@@ -10,13 +10,19 @@ account has seen it once. With ``side`` "server", at the server, ``Perimeter`` t
 came with a certificate from outside: it has the sender's own token and origin, and goes no further than the table says.
 The console needs no more: it sends every command to the server, which asks the sites itself. A site relies on that: a
 server that is itself taken over passes.
+
+It also holds the kit for one FLARE process: two servers on one kit would share a job store, and the second process of a
+site would put the first one out.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -59,7 +65,12 @@ from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUE
 from nvflare.widgets.fed_event import FED_EVENT_TOPIC
 
 from fedvlp.flare.job_check import bound_submissions, unfit_archive, unfit_meta
-from fedvlp.flare.kit_lock import hold_kit
+from fedvlp.run.lock import FolderInUseError, only_writer
+
+PARENTS = ("nvflare.private.fed.app.server.server_train", "nvflare.private.fed.app.client.client_train")
+"""The programs of FLARE that begin in the folder of the kit. Those of jobs build the same components later."""
+
+_until_the_end = ExitStack()
 
 SERVER, SERVER_JOB, SITE, ACCOUNT = "server", AUTH_CLIENT_NAME_FOR_SJ, "site", "account"
 """Who sends and receives: FLARE's server, a job's process at the server, a site with its jobs, a person's console. The
@@ -355,3 +366,22 @@ def _neighbour_leaves(message: Message) -> bool:
 def _quoted(value: Any) -> str:
     """What a sender says, as one line of a log may hold it."""
     return re.sub(r"[^A-Za-z0-9@._-]", "?", value)[:LONGEST] if isinstance(value, str) and value else "unknown"
+
+
+def hold_kit() -> bool:
+    """Holds the kit until this process ends, if it is one of ``PARENTS``, and says so.
+
+    Exits where another holds it, on this machine or on another that shares the folder.
+    """
+    program = getattr(sys.modules["__main__"], "__spec__", None)
+    if program is None or program.name not in PARENTS:
+        return False
+    try:
+        _until_the_end.enter_context(only_writer(Path.cwd(), what=f"the kit of {Path.cwd().name}"))
+    except FolderInUseError as error:
+        sys.exit(f"not started: {error}")
+    except OSError as error:
+        sys.exit(
+            f"not started: the kit cannot be written ({error.strerror}); make it this account's, on a disk with room"
+        )
+    return True

@@ -246,7 +246,8 @@ def spooled(values: Mapping[str, Any]) -> LazyState:
     """Named tensors, each read from disk whenever it is asked for; the files go with the last reference."""
 
     def made(name: str) -> Tensor:
-        tensor: Tensor = values[name].materialize() if hasattr(values[name], "materialize") else values[name]
+        value = values[name]
+        tensor: Tensor = value.materialize() if isinstance(value, PiecesOnDisk) else value
         return tensor
 
     def size(name: str) -> int:
@@ -271,5 +272,5 @@ def loaded(data: State) -> State:
     for value in data.values():
         if isinstance(value, Undelivered):
             value.materialize()
-    on_disk = any(hasattr(value, "materialize") for value in data.values())
+    on_disk = any(isinstance(value, PiecesOnDisk) for value in data.values())
     return cast("State", spooled(dict(data))) if on_disk else data

@@ -13,7 +13,6 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 
 from fedvlp.core.types import curve
-from fedvlp.flare.curves import SiteCurves as SiteCurves  # where job files of before name it
 from fedvlp.flare.curves import announce
 from fedvlp.run.metrics import SERVER, Record, overall, scalars
 

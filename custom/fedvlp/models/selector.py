@@ -109,6 +109,7 @@ class Selector(nn.Module):
         self.config = config
         if config.fuses_text:
             self.text = TextFusion(dim, config.report_weight, config.token_weight)
+        self.attention: nn.Module
         width = dim
         if config.fusion == "attention":
             layer = nn.TransformerDecoderLayer(dim, heads_for(dim, 16), config.hidden, dropout=0.0, batch_first=True)

@@ -75,8 +75,8 @@ def sentences(cohort: Cohort, summary: Mapping[str, int]) -> list[str]:
     if cohort.phi:
         kinds = ", ".join(f"{kind} in {count:,}" for kind, count in cohort.phi.items())
         lines.append(f"Reports seem to identify people: {kinds}. Look at them before anything is trained.")
-    kinds = [set(of) for of in overview.stored_counts(cohort).values() if of]
-    if cohort.sites is not None and any(of_site != kinds[0] for of_site in kinds):
+    stored = [set(of) for of in overview.stored_counts(cohort).values() if of]
+    if cohort.sites is not None and any(of_site != stored[0] for of_site in stored):
         lines.append(
             "Sites store their films unlike (see Images): in other containers, bits or interpretations. Compare their "
             "grey levels, as a model may learn from these whose film it is."

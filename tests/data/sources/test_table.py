@@ -153,7 +153,7 @@ def test_too_many_unusable_rows_stop_with_counts_and_numbers_of_rows(tmp_path: P
 def test_a_table_without_a_usable_row_is_refused(tmp_path: Path) -> None:
     assert "no row below its header" in silent_error(TableSource(write(tmp_path, []), max_skipped=1.0))
     (tmp_path / "none.csv").write_text("")
-    assert "'image'" in silent_error(TableSource(str(tmp_path / "none.csv")))
+    assert "is empty" in silent_error(TableSource(str(tmp_path / "none.csv")))
     silent_error(TableSource(str(tmp_path / "absent.csv")))
     rows = [["absent.png", REPORT, "s", "p", "train", "x"]]
     assert "1 of 1" in silent_error(TableSource(write(tmp_path, rows), max_skipped=1.0))
@@ -322,7 +322,7 @@ CELLS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map(" ".join)
 @settings(deadline=None)
 @given(
     st.lists(CELLS, min_size=2, max_size=5),
-    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252"]),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252"]),
     st.sampled_from(list(delimited.DELIMITERS)),
     st.sampled_from(["\n", "\r\n"]),
     st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
@@ -907,3 +907,42 @@ def test_a_header_of_many_columns_is_read_in_time_proportional_to_it(name: str) 
     start = time.process_time()
     assert delimited.read(raw, ["image", "report"]).columns == [one for one in header if one]
     assert time.process_time() - start < 0.5
+
+
+def test_films_that_were_converted_are_found_by_the_names_that_they_had(tmp_path: Path) -> None:
+    """Where no file has the name of the table; masks and texts beside them are none."""
+    rows = good(tmp_path, 8)
+    expected = TableSource(write(tmp_path, rows), image_size=16).build()
+    (tmp_path / "canary0.txt").write_text("canary")
+    converted = [[row[0].replace(".png", ".dcm"), *row[1:]] for row in rows]
+    assert TableSource(write(tmp_path, converted), image_size=16).build().ids == expected.ids
+    other = [[row[0].replace(".png", ".xml"), *row[1:]] for row in rows]
+    assert "missing image 8" in silent_error(TableSource(write(tmp_path, other), image_size=16))
+
+
+def test_what_a_spreadsheet_and_pandas_call_true_is_one(tmp_path: Path) -> None:
+    rows = [[*row[:-1], ("TRUE", "False", "")[index % 3]] for index, row in enumerate(good(tmp_path, 6))]
+    cohort = TableSource(write(tmp_path, rows), image_size=16, label_columns="finding").build()
+    np.testing.assert_array_equal(cohort.labels[:, 0], [1, 0, np.nan] * 2)
+    assert cohort.label_names == ("finding",)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "said"),
+    [
+        ("report", "Canary effusion, gr\ufffd\ufffder.", "report with garbled letters 8.*export it again"),
+        ("split", "0", "unknown split 8.*the split column says train, val or test"),
+    ],
+)
+def test_rows_that_cannot_be_used_are_named_with_what_to_do(column: str, cell: str, said: str, tmp_path: Path) -> None:
+    rows = good(tmp_path, 8)
+    for row in rows:
+        row[HEADER.index(column)] = cell
+    assert re.search(said, silent_error(TableSource(write(tmp_path, rows), image_size=16)))
+
+
+@pytest.mark.parametrize("content", [b"", b"\r\n \n", "\ufeff".encode()])
+def test_an_empty_table_is_called_so(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_bytes(content)
+    with pytest.raises(ValueError, match="is empty; export it again"):
+        TableSource(str(tmp_path / "pairs.csv")).build()

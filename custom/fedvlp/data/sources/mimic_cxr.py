@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -163,8 +162,8 @@ class MIMICSource(Published):
         return clean_report(both, self.min_report_words, self.min_sentence_words)
 
 
-def last_paragraphs(report: str, headed: Mapping[str, str]) -> str:
-    """What a report says whose ``headed`` (heading -> text) are neither impression nor findings.
+def last_paragraphs(report: str, headed: dict[str, str]) -> str:
+    """What a report says of whose ``headed`` texts none is impression or findings.
 
     As in the authors' parser: all but the first paragraph of its last section, behind "COMPARISON: None.". Of one
     without headings all paragraphs but a title in capitals.

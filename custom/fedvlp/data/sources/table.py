@@ -22,7 +22,7 @@ from fedvlp.data.image_names import MISSING, NO_NAME, OUTSIDE, SEVERAL, ImageNam
 from fedvlp.data.images import films, unsearched
 from fedvlp.data.kept import searched
 from fedvlp.data.labels import ONE_CLASS, findings_in, separator_of
-from fedvlp.data.markup import is_rtf, plain
+from fedvlp.data.markup import is_rtf, lacks_letters, plain
 from fedvlp.data.masks import read_masks
 from fedvlp.data.patients import mangled, normalised, one_number
 from fedvlp.data.screening import Screened
@@ -41,11 +41,14 @@ BY_STUDY, BY_IMAGE = "without patient: that of their study", "without patient: e
 """What a summary counts of rows that name no patient."""
 
 RTF, OTHER_LETTERS, SHORT = "report in RTF", "report in other than Latin letters", "report too short"
+GARBLED, SPLIT = "report with garbled letters", "unknown split"
 MOST_LOST = 0.1
 """Part of a report's letters that may be of other alphabets, as in "5 μm"; above it the rest would be no report."""
 
 REMEDIES = {
     RTF: "convert reports in RTF to text",
+    GARBLED: "letters were lost before this table was written, and \\ufffd stands for them: export it again, as UTF-8",
+    SPLIT: 'the split column says train, val or test; split_column="" draws splits by patient',
     OTHER_LETTERS: (
         "only Latin letters are read: set reports='as written' and a text tower of their language, or translate them"
     ),
@@ -60,6 +63,7 @@ REMEDIES = {
 }
 """How the reason begins for which rows cannot be used -> what to do."""
 
+_TRUTH = {"true": 1.0, "false": 0.0}  # as spreadsheets and pandas write them
 _MAX_CLASSES = 64  # a text column with more distinct values is no label
 LABELS = "label_columns names columns of 1, 0, -1 and empty cells, or one column of words that are the classes"
 _ID, _TEXT, _NUMBER, _UNEVEN = (
@@ -264,6 +268,8 @@ class TableSource:
         raw, made = as_csv(path.read_bytes())
         told = ("utf-8", ",") if made else (self.encoding, self.delimiter)
         table = delimited.read(raw, wanted, *told)
+        if not table.columns:
+            raise ValueError("table source: the table (path) is empty; export it again")
         if table.said:
             log.warning("table source: %s", table.said)
         folders = [] if self.image_column in table.columns else self.image_column.split("/")
@@ -330,7 +336,7 @@ class TableSource:
             if not reason and self.report_column:
                 row[_TEXT], reason = self._text(row)
             if not reason and self.split_column in present and row[self.split_column].lower() not in _SPLITS:
-                reason = "unknown split"
+                reason = SPLIT
             if not reason and self.site_column in present and not row[self.site_column]:
                 reason = "no site"
             # the id is made from the path below root, so that two spellings of one name are one id
@@ -346,6 +352,8 @@ class TableSource:
         written = row[self.report_column]
         if is_rtf(written):
             return "", RTF
+        if lacks_letters(written):
+            return "", GARBLED
         cell = row[self.report_column] = plain(written).strip()
         missing = report_text.is_missing(cell)
         if not missing and self.cleans_reports and report_text.letters_lost(cell) > MOST_LOST:
@@ -578,7 +586,7 @@ def _of_words(
 def _number(cell: str) -> float | None:
     """The number in a cell, nan for an empty one, None for a word."""
     try:
-        return np.nan if report_text.is_missing(cell) else float(cell)
+        return np.nan if report_text.is_missing(cell) else float(_TRUTH.get(cell.lower(), cell))
     except ValueError:
         return None
 
