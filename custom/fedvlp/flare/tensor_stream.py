@@ -78,6 +78,7 @@ class PieceDecomposer(TensorDecomposer):
         return TensorDownloadable(in_pieces(items), max_chunk_size)
 
     def recompose(self, data: Any, manager: Any = None) -> Any:
+        """A tensor, or what stands for one that is on its way. FLARE's own has no docstring."""
         try:
             return super().recompose(data, manager)
         except Exception as raised:
