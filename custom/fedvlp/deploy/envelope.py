@@ -44,13 +44,11 @@ MOST_SITES = 1000
 _BOUNDS = {
     2**63: "seed",
     10**9: "max_samples",
-    10
-    ** 6: "align_steps aligner_steps checkpoint_steps contrast_sample distil_steps freeze_steps gca_sample local_steps "
-    "server_steps size test_rows warmup_steps",
+    1_000_000: "align_steps aligner_steps checkpoint_steps contrast_sample distil_steps dro_records freeze_steps "
+    "gca_sample local_steps server_steps size test_rows warmup_steps",
     2**18: "vocabulary",
-    10
-    ** 5: "align_every cosine_rounds distil_phases evaluate_every max_empty max_missed plain_rounds probe_every rounds "
-    "server_rounds",
+    100_000: "align_every cosine_rounds distil_phases evaluate_every max_empty max_missed plain_rounds probe_every "
+    "rounds server_rounds",
     2**16: "batch_size dp_group dro_batch micro_batch prototypes",
     2**14: "head_hidden hidden",
     10**4: "classes",

@@ -32,6 +32,7 @@ class AGNewsSource(Published):
     Validation texts are drawn from the training file (``val_fraction``, ``seed``); ``test_fraction`` is not used.
     """
 
+    known: ClassVar[str] = "ag_news"
     table: ClassVar[str] = AG_NEWS_FILES[0]
     modalities: ClassVar[tuple[str, ...]] = ("text",)
 
@@ -101,13 +102,6 @@ class Captions(Photographs):
     root: str  # the folder of the images
     limit: int = 0  # training captions to draw by ``seed``; 0 is all of them (CreamFL: 50,000 of COCO)
 
-    source = "captions"
-
-    @classmethod
-    def source_name(cls) -> str:
-        """As in ``SOURCES``."""
-        return cls.source
-
     def listing(self) -> Listing:
         """One row per caption, in the order of the file. Raises ValueError for a file that is not Karpathy's."""
         rows = list(self._rows())
@@ -117,7 +111,7 @@ class Captions(Photographs):
             drawn = np.random.default_rng(self.seed).permutation(train)[: self.limit]
             rows = [rows[row] for row in np.sort(np.concatenate([np.flatnonzero(splits != "train"), drawn]))]
         return Listing(
-            source=self.source,
+            source=self.known,
             keys=[key for key, *_ in rows],
             patients=[str(file) for _, file, _, _ in rows],
             studies=[str(file) for _, file, _, _ in rows],
@@ -138,7 +132,7 @@ class Captions(Photographs):
                     yield str(sentence["sentid"]), file, split, " ".join(sentence["raw"].split())
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"{self.source} source: path is not Karpathy's JSON ({type(error).__name__}); expected images with "
+                f"{self.known} source: path is not Karpathy's JSON ({type(error).__name__}); expected images with "
                 "filename, split and sentences, each with sentid and raw"
             ) from None
 
@@ -152,7 +146,7 @@ class CocoCaptionsSource(Captions):
     """COCO 2014: ``train2014/`` and ``val2014/`` under root, or one folder ``allimages/``."""
 
     table: ClassVar[str] = "dataset_coco.json"
-    source = "coco_captions"
+    known: ClassVar[str] = "coco_captions"
 
     needs: ClassVar[tuple[str, ...]] = ("train2014 or allimages", "val2014 or allimages")
 
@@ -167,7 +161,7 @@ class Flickr30kSource(Captions):
     """Flickr30k (Young et al., 2014, https://aclanthology.org/Q14-1006): photographs with five captions each."""
 
     table: ClassVar[str] = "dataset_flickr30k.json"
-    source = "flickr30k"
+    known: ClassVar[str] = "flickr30k"
     needs: ClassVar[tuple[str, ...]] = ("flickr30k-images or flickr30k_images",)
     published_as: ClassVar[Mapping[str, str]] = {"root": "flickr30k-images or flickr30k_images"}
 
@@ -224,6 +218,7 @@ class Cifar100Source(Photographs):
     loaded. It is not read.
     """
 
+    known: ClassVar[str] = "cifar100"
     table: ClassVar[str] = CIFAR_FILES[0]
     modalities: ClassVar[tuple[str, ...]] = ("image",)
 

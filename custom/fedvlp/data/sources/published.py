@@ -293,6 +293,7 @@ class Repeated:
 class Published:
     """Base class of the sources of published collections: a source implements ``listing``."""
 
+    known: ClassVar[str] = ""  # name of the source, as in ``SOURCES``; "": its module's
     table: ClassVar[str] = ""  # usual value of ``path``, relative to root, as the collection is published
     needs: ClassVar[tuple[str, ...]] = ()  # what else a published folder has to hold; "a or b" is either
     published_as: ClassVar[Mapping[str, str]] = {}  # field -> item of the folder, if there; ``path`` is ``table``
@@ -324,8 +325,8 @@ class Published:
 
     @classmethod
     def source_name(cls) -> str:
-        """What messages call the source: the name of its module, as in ``SOURCES``."""
-        return cls.__module__.rpartition(".")[2]
+        """What messages call the source: its name in ``SOURCES``."""
+        return cls.known or cls.__module__.rpartition(".")[2]
 
     def listing(self) -> Listing:
         """The usable rows. Raises ValueError that names missing tables or columns, or counts missing files."""

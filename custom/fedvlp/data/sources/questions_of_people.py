@@ -32,6 +32,7 @@ class VQAv2Source(Photographs):
     not published. COCO's images are the people, so an image has one id here and in ``coco_captions``.
     """
 
+    known: ClassVar[str] = "vqa_v2"
     table: ClassVar[str] = QUESTIONS.format("train2014")
 
     path: str = field(metadata=BELOW_ROOT)  # folder of the four JSON files
@@ -144,6 +145,7 @@ class EHRXQASource(Published):
     questions has several rows, of one study. The films, the patients and so the hashed ids are MIMIC-CXR's.
     """
 
+    known: ClassVar[str] = "ehrxqa"
     table: ClassVar[str] = FOLDERS[0]
     published_as: ClassVar[Mapping[str, str]] = {"path": " or ".join(FOLDERS)}
     needs: ClassVar[tuple[str, ...]] = ("files",)  # MIMIC-CXR-JPG's

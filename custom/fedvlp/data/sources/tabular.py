@@ -56,11 +56,6 @@ class TabularSource(Published):
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names that the collection lacks are nan
     frontal: bool = True  # leave out the lateral views, where the collection has such
 
-    @classmethod
-    def source_name(cls) -> str:
-        """As in ``SOURCES``."""
-        return cls.known
-
     def films(self) -> Iterable[Film]:
         """What the table lists. Raises ValueError that names missing tables or columns, or counts strange cells."""
         raise NotImplementedError
