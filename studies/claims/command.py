@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from fedvlp.cli import panels
 from fedvlp.cli.overrides import AcceptAll, AcceptKinds, accepted, seeds_of
 from fedvlp.cli.stopping import goes_on_as_typed
 
 app = typer.Typer()
 
 
-@app.command()
+@app.command(rich_help_panel=panels.JUDGE)
 def claims(
     papers: Annotated[
         list[str] | None, typer.Argument(help="feddra, fedrgb, creamfl, car-mfl, pms-fm; none: all.")

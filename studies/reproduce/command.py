@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedvlp.cli import panels
 from fedvlp.cli.overrides import OPTION, AcceptAll, AcceptKinds, accepted, seeds_of
 from fedvlp.cli.stopping import goes_on_as_typed
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command()
+@app.command(rich_help_panel=panels.JUDGE)
 def reproduce(
     table: Annotated[
         str | None, typer.Argument(help="PAPER:TABLE, e.g. feddra:2 or creamfl:f4; --list has all.")

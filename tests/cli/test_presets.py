@@ -9,7 +9,7 @@ from support.plugins import PULLED, fresh, installed, pulled
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
-from fedvlp.run.presets import PRESETS
+from fedvlp.run.presets import GROUPS, PRESETS
 
 
 def printed(*arguments: str) -> str:
@@ -19,12 +19,14 @@ def printed(*arguments: str) -> str:
     return done.output
 
 
-def test_every_preset_is_listed_with_its_method() -> None:
+def test_every_preset_is_listed_once_with_a_line_of_its_own() -> None:
     listed = [line.split("│")[1].strip() for line in printed("presets").splitlines() if line.startswith("│")]
-    assert listed == list(PRESETS)
+    assert sorted(listed) == sorted(PRESETS)
+    said = [line for presets in GROUPS.values() for line in presets.values()]
+    assert len(set(said)) == len(PRESETS)
     row = next(line for line in printed("presets").splitlines() if "│ feddra " in line)
-    assert [cell.strip() for cell in row.split("│")[2:6]] == ["ConVIRT", "SyntheticCohort", "5", "6"]
-    assert "FedDRA (Shuai et al., 2024): aligns, then trains all" in row
+    assert [cell.strip() for cell in row.split("│")[3:6]] == ["ConVIRT", "5", "6"]
+    assert "FedDRA (Shuai et al., 2024)" in row
 
 
 def test_presets_of_an_installed_plugin_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

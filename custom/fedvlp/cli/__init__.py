@@ -1,8 +1,4 @@
-"""The command line: presets, settings, simulate, runs, report, audit, compare, evaluate, predict, search, embed,
-explain, explore, export, sweep, claims, reproduce, pretrain, towers, jobs, new, prepare, doctor, site.
-
-Each command says what it wrote, where.
-"""
+"""The command line of fedvlp. Each command says what it wrote, where."""
 
 from __future__ import annotations
 
@@ -17,6 +13,7 @@ from fedvlp.cli import (
     job_commands,
     laboratory,
     new_command,
+    panels,
     preset_commands,
     run_commands,
     site_commands,
@@ -26,7 +23,15 @@ from fedvlp.cli import (
     use_commands,
 )
 
-app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+HELP = """Federated vision-language pre-training for chest X-rays, on NVIDIA FLARE.
+
+\b
+fedvlp simulate feddra                           trains at five simulated hospitals
+fedvlp simulate fedavg --data table:pairs.csv    trains on your own images and reports
+fedvlp compare runs/feddra/001 runs/fedavg/001   puts finished runs beside each other
+"""
+
+app = typer.Typer(no_args_is_help=True, help=HELP, pretty_exceptions_enable=False)
 app.add_typer(preset_commands.app)
 app.add_typer(run_commands.app)
 app.add_typer(use_commands.app)
@@ -34,10 +39,10 @@ app.add_typer(sweep_command.app)
 app.add_typer(laboratory.app)
 app.add_typer(start_commands.app)
 app.add_typer(site_commands.app)
-app.add_typer(start_commands.towers_app, name="towers")
-app.add_typer(job_commands.app, name="jobs")
-app.add_typer(new_command.app, name="new")
-app.add_typer(site_commands.policy, name="site")
+app.add_typer(start_commands.towers_app, name="towers", rich_help_panel=panels.TRAIN)
+app.add_typer(job_commands.app, name="jobs", rich_help_panel=panels.HOSPITALS)
+app.add_typer(new_command.app, name="new", rich_help_panel=panels.EXTEND)
+app.add_typer(site_commands.policy, name="site", rich_help_panel=panels.HOSPITALS)
 
 
 def _version(asked: bool) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedvlp.cli import known
+from fedvlp.cli import known, panels
 from fedvlp.cli.overrides import Plugins, overridden, use_plugins
 from fedvlp.cli.overrides import Setting as Set
 
@@ -16,37 +16,39 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command()
+@app.command(rich_help_panel=panels.TRAIN)
 def presets(plugins: Plugins = None) -> None:
     """Lists the presets that `simulate` and `jobs export` take: fedvlp's, installed plugins', and those of --plugin."""
     from rich.console import Console
 
     from fedvlp.cli.tables import plain_table
-    from fedvlp.run.presets import PRESETS, get, of_plugins
+    from fedvlp.run.presets import GROUPS, get, of_plugins
 
     use_plugins(plugins)
-    rows = [(name, *_in_short(get(name))) for name in (*PRESETS, *of_plugins(installed=True))]
-    columns = ("preset", "objective", "data", "sites", "rounds", "method")
-    Console().print(plain_table("presets", columns, rows, right=False))
+    of_others = {name: _title(get(name)) for name in of_plugins(installed=True)}
+    for title, presets in {**GROUPS, **({"of plugins": of_others} if of_others else {})}.items():
+        rows = [(name, said, *_in_short(get(name))) for name, said in presets.items()]
+        columns = ("preset", "what it is", "objective", "sites", "rounds")
+        Console().print(plain_table(title, columns, rows, right=False))
     print("fedvlp settings PRESET shows what can be changed in one of them")
 
 
 def _in_short(experiment: Experiment) -> tuple[str, ...]:
-    """Objective, records, sites, rounds, and the first line of the method's file without its links."""
+    """Objective, sites and rounds."""
+    objective = type(experiment.objective).__name__.removesuffix("Config")
+    return objective, str(experiment.partition.sites), str(experiment.rounds.rounds)
+
+
+def _title(experiment: Experiment) -> str:
+    """The first line of the method's file without its links."""
     import inspect
     import re
 
     title = (inspect.getdoc(inspect.getmodule(type(experiment.method))) or "").partition("\n")[0]
-    return (
-        type(experiment.objective).__name__.removesuffix("Config"),
-        type(experiment.data).__name__,
-        str(experiment.partition.sites),
-        str(experiment.rounds.rounds),
-        re.sub(r", https://[^\s)]+", "", title),
-    )
+    return re.sub(r", https://[^\s)]+", "", title)
 
 
-@app.command()
+@app.command(rich_help_panel=panels.TRAIN)
 def settings(
     preset: Annotated[str, typer.Argument(help="A preset, as `fedvlp presets` lists them.")],
     only: Annotated[str, typer.Argument(help="The settings whose names begin so, e.g. method.")] = "",

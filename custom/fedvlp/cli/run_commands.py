@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedvlp.cli import known
+from fedvlp.cli import known, panels
 from fedvlp.cli.overrides import (
     DATA,
     AcceptAll,
@@ -45,7 +45,7 @@ WITH_RESUME = {"preset", "resume", "workers", "accept_phi_risk", "accept_phi_kin
 """The options of ``simulate`` that are read where a run goes on; the command that is printed at Ctrl-C has them."""
 
 
-@app.command()
+@app.command(rich_help_panel=panels.TRAIN)
 def simulate(
     context: typer.Context,
     preset: Annotated[
@@ -234,7 +234,7 @@ def write_report(folder: Any, intervals: bool = False, films: bool = False) -> P
     return write(folder, films)
 
 
-@app.command("runs")
+@app.command("runs", rich_help_panel=panels.JUDGE)
 def listing(root: Annotated[Path, typer.Argument(help="Where runs are kept.")] = Path("runs")) -> None:
     """Lists the runs in a folder: state, last phase, recall on the test split, megabytes."""
     if not any(root.glob("*/*/config.json")):
@@ -256,7 +256,7 @@ def _percent(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.1f}"
 
 
-@app.command()
+@app.command(rich_help_panel=panels.JUDGE)
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a run.", callback=known.run_in)],
     intervals: Annotated[
@@ -301,7 +301,7 @@ def tell_outgoing(folder: RunFolder) -> None:
     print("an update is refused where the lower end is above envelope.most_membership in local/fedvlp.json")
 
 
-@app.command()
+@app.command(rich_help_panel=panels.JUDGE)
 def audit(
     context: typer.Context,
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.", callback=known.run_in)],
@@ -317,7 +317,7 @@ def audit(
     ] = False,
     plugins: Plugins = None,
 ) -> None:
-    """Attacks a run's model: can its training records be told from others like them? Says so in report and card."""
+    """Tests membership inference and other attacks on a run's model; report and model card say the result."""
     from rich.console import Console
 
     from fedvlp.cli.tables import audit_tables
@@ -340,7 +340,7 @@ def audit(
     print(f"wrote {audits.file_of(folder)}\nreport {write_report(folder)}")
 
 
-@app.command()
+@app.command(rich_help_panel=panels.JUDGE)
 def compare(
     runs: Annotated[
         list[Path],
@@ -376,7 +376,7 @@ def compare(
         print(f"page {comparison_page.write(compared, folders, html)}")
 
 
-@app.command()
+@app.command(rich_help_panel=panels.JUDGE)
 def evaluate(
     context: typer.Context,
     run: Annotated[
@@ -400,7 +400,7 @@ def evaluate(
     ] = None,
     plugins: Plugins = None,
 ) -> None:
-    """Measures more of a run or a model than its summary has; shows it, and writes tables and figures into its folder.
+    """Evaluates a run or a model further: linear probe, segmentation, zero-shot and more, with tables and figures.
 
     --set reaches the records and the protocol, e.g. data.label_columns=finding or probe.fractions=[0.1,1].
     """

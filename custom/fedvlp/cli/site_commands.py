@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedvlp.cli import known
+from fedvlp.cli import known, panels
 from fedvlp.cli.overrides import AcceptAll, AcceptKinds, Plugins, Setting, accepted, use_plugins
 from fedvlp.cli.stopping import goes_on_as_typed
 
@@ -24,7 +24,7 @@ app = typer.Typer()
 policy = typer.Typer(no_args_is_help=True, help="A site's own rules: classes and experiments of jobs.")
 
 
-@app.command()
+@app.command(rich_help_panel=panels.HOSPITALS)
 def prepare(
     source: Annotated[
         str, typer.Argument(help="As in --data: table:FILE, SOURCE:FOLDER[,SETTING=VALUE]; or its name, with --root.")
@@ -123,7 +123,7 @@ def _say_prepared(console: Console, done: Prepared, out: Path, samples: int) -> 
         print(f"{contact_sheet(done.cohort, sheet, samples, font=font_file())} samples in {sheet}: look at them")
 
 
-@app.command()
+@app.command(rich_help_panel=panels.HOSPITALS)
 def doctor(
     site: Annotated[
         Path | None, typer.Option(help="Startup kit of a site or of the server, to check that as well.")
@@ -147,7 +147,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=panels.HOSPITALS)
 def kit(
     kits: Annotated[list[Path], typer.Argument(help="Folders of sites and of the server, as provisioning wrote them.")],
     out: Annotated[Path, typer.Option(help="Folder for the archives.")] = Path("send"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedvlp.cli import known
+from fedvlp.cli import known, panels
 from fedvlp.cli.overrides import (
     AcceptAll,
     AcceptKinds,
@@ -38,7 +38,7 @@ WITH_RESUME = {"out", "preset", "resume", "accept_phi_risk", "accept_phi_kind", 
 """The options that are read where a run goes on."""
 
 
-@app.command()
+@app.command(rich_help_panel=panels.TRAIN)
 def pretrain(
     context: typer.Context,
     out: Annotated[Path, typer.Argument(help="Folder for the encoders: what model.init names.")],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedvlp.cli import known
+from fedvlp.cli import known, panels
 from fedvlp.cli.overrides import (
     DATA,
     OPTION,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command()
+@app.command(rich_help_panel=panels.TRAIN)
 def sweep(
     presets: Annotated[list[str], typer.Argument(help="As `fedvlp presets` lists them.")],
     seeds: Annotated[str, typer.Option(help="FIRST-LAST: of the runs, and of data that are drawn or split.")] = "0-2",

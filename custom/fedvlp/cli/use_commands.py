@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedvlp.cli import known
+from fedvlp.cli import known, panels
 from fedvlp.cli.overrides import DATA, Plugins, records_of, stored, use_plugins
 from fedvlp.core import validate
 
@@ -29,7 +29,7 @@ Split = Annotated[str | None, typer.Option(help="train, val or test; default: al
 app = typer.Typer()
 
 
-@app.command()
+@app.command(rich_help_panel=panels.USE)
 def predict(
     model: Model,
     films: Annotated[list[Path], typer.Argument(help="Films: PNG, JPEG, TIFF or DICOM.")],
@@ -40,7 +40,7 @@ def predict(
     device: Device = "cpu",
     plugins: Plugins = None,
 ) -> None:
-    """Shows how near each film is to the sentences of each class (zero-shot)."""
+    """Classifies images by their similarity to the sentences of each class (zero-shot)."""
     from rich.console import Console
 
     from fedvlp.cli.tables import plain_table
@@ -58,7 +58,7 @@ def predict(
     print("no probabilities: within a class, a film with a higher cosine is more likely to show it")
 
 
-@app.command()
+@app.command(rich_help_panel=panels.USE)
 def search(
     model: Model,
     data: Data,
@@ -74,7 +74,7 @@ def search(
     device: Device = "cpu",
     plugins: Plugins = None,
 ) -> None:
-    """Shows the records of a data set whose films are nearest to a phrase, or to a film."""
+    """Shows the records of a data set whose images are nearest to a phrase, or to an image."""
     from rich.console import Console
 
     from fedvlp.cli.tables import plain_table
@@ -103,7 +103,7 @@ def search(
             print(f"{rank:>3}  {printable(cohort.reports[match.row]) or '(no report)'}")
 
 
-@app.command()
+@app.command(rich_help_panel=panels.USE)
 def embed(
     model: Model,
     data: Data,
@@ -116,7 +116,7 @@ def embed(
     device: Device = "cpu",
     plugins: Plugins = None,
 ) -> None:
-    """Writes the vectors of all films and reports of a data set, with the keys of their records."""
+    """Writes the embeddings of all images and reports of a data set, with the keys of their records."""
     from fedvlp.run.search import refuse_other_suffix, write_vectors
 
     use_plugins(plugins)
@@ -126,7 +126,7 @@ def embed(
     print(f"wrote {out}: {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
 
 
-@app.command()
+@app.command(rich_help_panel=panels.USE)
 def explain(
     model: Model,
     film: Annotated[Path, typer.Argument(help="A film: PNG, JPEG, TIFF or DICOM.")],
@@ -145,7 +145,7 @@ def explain(
     device: Device = "cpu",
     plugins: Plugins = None,
 ) -> None:
-    """Draws what in a film speaks for a phrase: by how much each square of the film adds to their cosine.
+    """Saves a saliency map for an image and a phrase: how much each square adds to their cosine.
 
     It says what the model looks at, and not whether it is right.
     """
@@ -171,7 +171,7 @@ def explain(
     print(f"wrote {out}")
 
 
-@app.command()
+@app.command(rich_help_panel=panels.USE)
 def explore(
     model: Model,
     data: Data,
@@ -186,7 +186,7 @@ def explore(
     device: Device = "cpu",
     plugins: Plugins = None,
 ) -> None:
-    """Serves a web page to this machine: films for a phrase; findings, similar films and reports for a film."""
+    """Serves a web page to this machine: images for a phrase; findings, similar images and reports for an image."""
     from fedvlp.report.explore import serve
     from fedvlp.report.explore.content import Explorer
     from fedvlp.report.explore.page import page
@@ -208,7 +208,7 @@ def explore(
             serve.serve(served, opened)
 
 
-@app.command()
+@app.command(rich_help_panel=panels.USE)
 def export(
     model: Model,
     to: Annotated[

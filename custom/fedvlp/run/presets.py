@@ -314,6 +314,71 @@ PRESETS: dict[str, Experiment] = {
 PAPERS = tuple(name for name in PRESETS if name.endswith("-paper"))
 """The presets with the towers of a paper. Their figures mean something on the paper's data alone (run/cautions.py)."""
 
+GROUPS: dict[str, dict[str, str]] = {
+    "one image-text model for all sites, at demo size": {
+        "fedavg": "FedAvg (McMahan et al., 2017): the mean of the sites' weights; begin here",
+        "fedprox": "FedProx (Li et al., 2020): FedAvg with a pull towards the received weights",
+        "scaffold": "SCAFFOLD (Karimireddy et al., 2020): corrects every gradient for a site's drift",
+        "fednova": "FedNova (Wang et al., 2020): averages directions where sites take unequal steps",
+        "fedbn": "FedBN (Li et al., 2021): FedAvg whose sites keep their own normalisation, for unlike scanners",
+        "fedldawa": "FedLDAWA (Rehman et al., 2023): weighs each tensor by its angle to the received model",
+        "fedmoon": "MOON (Li et al., 2021): FedAvg with a contrast between local, received and previous embeddings",
+        "fedcca": "FedCCA: linear heads from one round of second moments, then FedAvg",
+        "feddra": "FedDRA (Shuai et al., 2024): two stages with guidance, robust site weights; the main job",
+        "fedrgb": "FedRGB (Shuai & Shen, 2024): a robustly trained aligner guides local training",
+    },
+    "bounds to compare with": {
+        "local": "every site trains alone; nothing is aggregated",
+        "centralized": "one model on all records pooled, in simulation alone",
+        "tiny-pool": "what the encoders that ship were pre-trained with: pooled public records",
+    },
+    "image-only self-supervision beside the image-text loss": {
+        "fedu": "FedU (Zhuang et al., 2021): BYOL whose predictor stays at sites that diverge",
+        "fedema": "FedEMA (Zhuang et al., 2022): BYOL; sites merge the global model into their own",
+        "fedx": "FedX (Han et al., 2022): SimCLR with distillation from the global model",
+        "fedmae": "FedAvg with masked autoencoding",
+    },
+    "sites that lack reports or images: classifiers": {
+        "mfedavg": "mFedAvg (Poudel et al., 2024): each tower averaged over the sites that have its modality",
+        "mfedavg-p": "the same with the public set as one more client",
+        "car-mfl": "CAR-MFL (Poudel et al., 2024): missing reports and images retrieved from a public set",
+    },
+    "a model for each site, and a selector": {
+        "pms-fm": "PMS-FM (Wang et al., 2025): personal models and a selector by image and text",
+        "fedsm": "FedSM (Xu et al., 2022): the same with a selector by image alone",
+        "fedfed": "FedFed (Yang et al., 2023): sites share distilled records; read what leaves a site first",
+    },
+    "another architecture at each site: representations of a public set": {
+        "creamfl": "CreamFL (Yu et al., 2023): contrast at the sites, weighted ensemble at the server",
+        "reamfl-mean": "CreamFL without contrast, plain mean of representations",
+        "reamfl-avg": "CreamFL without contrast, mean weighted by records",
+        "reamfl-iot": "CreamFL without contrast, FedIoT's weights by modality",
+        "reamfl-gca": "CreamFL without contrast, weights by global contrast",
+        "reamfl-inter": "CreamFL with the inter-modal contrast alone",
+        "reamfl-intra": "CreamFL with the intra-modal contrast alone",
+        "fedmd": "FedMD (Li & Wang, 2019): sites learn the consensus, then their own records again",
+        "fedet": "FedET (Cho et al., 2022): confident sites weigh more in what the server distils",
+        "fedgems": "FedGEMS (Cheng et al., 2021): the server distils from confident sites alone",
+        "fediot": "FedIoT, Mm-FedAvg (Zhao et al., 2022): towers averaged by modality",
+    },
+    "your own images and reports (--data) on frozen published towers, without a GPU": {
+        "fedcca-real": "heads solved for in one round, in a second; keeps what the tower knows",
+        "fedavg-real": "FedAvg of the heads",
+        "feddra-real": "FedDRA of the heads",
+        "local-real": "every site's own heads, to compare with",
+        "central-real": "heads on all records pooled, to compare with",
+    },
+    "the papers' towers and schedules": {
+        "feddra-paper": "FedDRA, ViT-B/16 and BERT, 25 rounds",
+        "fedrgb-paper": "FedRGB, the same",
+        "fedavg-paper": "FedAvg, the same, sites weigh equally",
+        "car-mfl-paper": "CAR-MFL, ResNet-50 and BERT, 30 rounds",
+        "pms-fm-paper": "PMS-FM, MedCLIP's towers, an epoch a round for 100 rounds",
+        "creamfl-paper": "CreamFL, 35 sites, 30 rounds",
+    },
+}
+"""What to run, by subject: each preset and what it is, in a line that no other has."""
+
 OF_REAL_FILMS = tuple(name for name in PRESETS if name.endswith("-real"))
 """The presets with frozen published towers, for a user's own films and reports."""
 
