@@ -39,7 +39,7 @@ def test_every_document_is_a_page_in_the_menu(site: Path) -> None:
     assert sorted(path for path in documents if f" {path}\n" not in menu) == []
     pages = {path.stem if path.stem != "README" else "index" for path in (ROOT / "docs").glob("*.md")}
     assert pages | {"api"} == {page.stem for page in (site / "docs").glob("*.html")}
-    assert "one image-text model" in (site / "index.html").read_text(encoding="utf-8")
+    assert "image-text model from X-rays and reports" in (site / "index.html").read_text(encoding="utf-8")
 
 
 def test_the_api_has_every_public_name_and_what_its_fields_mean(site: Path) -> None:

@@ -24,7 +24,7 @@ from support.hostile import Breach
 
 from fedvlp.core import gate
 from fedvlp.core.types import Failure, FailureKind, Update
-from fedvlp.deploy import envelope, site_config
+from fedvlp.deploy import envelope, named_data, site_config
 from fedvlp.deploy.envelope import FIGURES, Behind, Envelope, Watched
 from fedvlp.federation import codec, loop, wire
 from fedvlp.federation.wire import ServerEnd
@@ -224,7 +224,7 @@ IN_JOBS: dict[str, Callable[[Patch], None]] = {
     "the envelope's experiments": off(Envelope, "admit"),
     "the envelope's data": off(envelope, "_are_data_of", lambda experiment, usual: True),
     "names of runs": off(experiment, "require_name"),
-    "names of data sets": off(site_config, "require_name"),
+    "names of data sets": off(named_data, "require_name"),
     "names of towers": _any_tower,
 }
 

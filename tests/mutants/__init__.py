@@ -21,13 +21,13 @@ RESULTS = ROOT / "build" / "mutants"
 ACCEPTED = Path(__file__).with_name("accepted.toml")
 
 MODULES = (
-    "core/gate", "core/change", "core/aggregation", "core/robust_mean", "core/server_state", "core/snapshots",
+    "core/gate", "core/change", "core/aggregation", "core/server_state", "core/snapshots",
     "core/history", "federation/loop", "federation/codec", "methods/math/dro",
-    "core/privacy", "methods/math/neighbours", "training/step", "evaluation/retrieval", "evaluation/site_metrics",
+    "core/privacy", "methods/math/neighbours", "training/step", "evaluation/retrieval",
     "evaluation/classification", "evaluation/zero_shot", "evaluation/distortion", "methods/guidance",
     "methods/robust", "methods/feddra", "methods/fedrgb", "methods/mfedavg", "methods/car_mfl", "methods/softpull",
     "methods/selection", "objectives/convirt", "objectives/gloria", "objectives/mgca", "objectives/medclip",
-    "objectives/bce", "objectives/creamfl", "objectives/words", "flare/privacy_filters", "flare/privacy_budget",
+    "objectives/bce", "objectives/creamfl_tasks", "flare/privacy_filters", "flare/privacy_budget",
     "flare/job_check", "flare/class_list", "flare/paths", "deploy/envelope", "deploy/site_config", "core/validate",
     "federation/site", "training/loop", "evaluation/intervals", "methods/ensemble",
 )  # fmt: skip

@@ -134,7 +134,8 @@ class Consortium:
 
     def children(self, site: str) -> list[psutil.Process]:
         """The processes in which this site's tasks are answered; other tests have sites of that name, too."""
-        return processes("fedvlp.flare.child", str(self.kits / site))
+        kit = str(self.kits / site)
+        return [*processes("fedvlp.flare.relay", kit), *processes("fedvlp.flare.child", kit)]
 
     @property
     def lead(self) -> Path:
