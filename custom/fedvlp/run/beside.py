@@ -82,17 +82,31 @@ def measure(folder: RunFolder) -> None:
     recalls.measure(folder, run)
     zero_shot_areas.measure(folder, run)
     measure_tower(folder, run)
+    _write_to_card(folder)
+
+
+def _write_to_card(folder: RunFolder) -> None:
+    """Puts what the run is held against into its model card, as the report has it now."""
     card = folder.model.parent / "README.md"
     if card.exists() and (shown := rows(folder)):
-        save_text(card, with_block(card.read_text(encoding="utf-8"), _for_card(shown), "beside", RESULTS_END))
+        before = card.read_text(encoding="utf-8")
+        after = with_block(before, _for_card(shown), "beside", RESULTS_END)
+        if after != before:
+            save_text(card, after)
 
 
 def measure_unasked(folder: RunFolder) -> None:
-    """``measure`` for a finished run of this machine that was not yet; nothing for large ones and classifiers."""
-    if not _is_measured_unasked(folder) or measurements.is_current(folder, recalls.file_of(folder)):
+    """``measure`` for a finished run of this machine that was not yet; nothing for large ones and classifiers.
+
+    Of a run that was measured the card is written again: sites alone, or pooled records, may have been run since.
+    """
+    if not _is_measured_unasked(folder):
         return
     try:
-        measure(folder)
+        if measurements.is_current(folder, recalls.file_of(folder)):
+            _write_to_card(folder)
+        else:
+            measure(folder)
     except (ValueError, OSError, PHIError, DeviceError) as error:  # as of models that stayed at sites elsewhere
         log.warning("%s: no intervals: %s", folder.path, error)
 
