@@ -121,7 +121,7 @@ class Trained:
         self.features = _features(folder)
         self.client = self.run.assembly.client("figures", None)
 
-    def heads(self, site: str = "") -> Any:
+    def model_of(self, site: str = "") -> Any:
         """The model, with the weights that this site has."""
         weights = self.own.get(site, self.state)
         self.client.load({name: weights[name] for name in self.client.state()})
@@ -146,7 +146,7 @@ class Trained:
         """Site -> unit vectors of its pairs of a split."""
         found = {}
         for site in self.run.data:
-            model = self.heads(site)
+            model = self.model_of(site)
             image, text = self.pairs(split, site)
             found[site] = F.normalize(model.image_head(image), dim=1), F.normalize(model.text_head(text), dim=1)
         return found
@@ -270,7 +270,7 @@ def _areas(trained: Trained) -> Figures:
     cohort, tokens = _films(data)
     found: list[Figures] = []
     for site in trained.own or ("",):
-        model = trained.heads(site)
+        model = trained.model_of(site)
         with torch.no_grad():
             projected = model.image_head(tokens[:, 0])
         found.append({**probed(cohort, projected), **zero_shot(cohort, projected, trained.client)})
