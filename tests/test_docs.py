@@ -1,6 +1,6 @@
 """docs/ can be followed: references to it resolve, all that it names exists, its tables of settings are the code's.
 
-A reference is "spec 4.5" (a section of docs/methods.md, or several: "spec 7.6 and 15.E"), "Spec faults, row 7" (the
+A reference is "spec 4.5" (a section of docs/methods, or several: "spec 7.6 and 15.E"), "Spec faults, row 7" (the
 table of faults) or the name of a document. Code is read as text, so that comments and docstrings count alike.
 """
 
@@ -36,7 +36,7 @@ from fedvlp.training.config import Training
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "custom" / "fedvlp"
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 CODE = [
     path
     for folder in ("custom", "studies", "tests", "poc")
@@ -57,6 +57,12 @@ def text(name: str) -> str:
     """A document of docs/, "" where there is none."""
     path = ROOT / "docs" / name
     return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+@lru_cache
+def methods_text() -> str:
+    """The pages of docs/methods, one after the other."""
+    return "\n".join(page.read_text(encoding="utf-8") for page in DOCS if page.parent.name == "methods")
 
 
 def sections_of(document: str) -> dict[str, set[str]]:
@@ -80,7 +86,7 @@ def sections_of(document: str) -> dict[str, set[str]]:
 ITEM = r"\d+(?:\.\d+)?(?:[. ]?\b[A-Z]\d*\b)?"
 SPEC = re.compile(rf"\b[Ss]pec(?:ification)?\s+(?:section\s+)?({ITEM}(?:(?:,\s+|\s+and\s+){ITEM})*)")
 FAULTS = re.compile(r"\b[Ss]pec faults, rows?\s+((?:\d+(?:-\d+)?(?:,\s+|\s+and\s+)?)+)")
-DOCUMENT = re.compile(r"\b(?:spec|docs)/[\w/]+\.md\b")
+DOCUMENT = re.compile(r"\b(?:spec|docs)/[\w/-]+\.md\b")
 DESIGN = re.compile(r"\bDESIGN section \d+\b")
 REFERS = re.compile(r"\b[Ss]pec(?:ification)?\b|\bDESIGN\b|\bdocs/")
 
@@ -90,7 +96,7 @@ def dangling(content: str) -> list[str]:
     if not REFERS.search(content):
         return []
     joined = re.sub(r"\n\s*(?:#|>)?\s*", " ", content)  # a reference may go on in the next line
-    methods, bad = sections_of(text("methods.md")), []
+    methods, bad = sections_of(methods_text()), []
     for match in SPEC.finditer(joined):
         for number, label in re.findall(r"(\d+(?:\.\d+)?)(?:[. ]?\b([A-Z]\d*)\b)?", match[1]):
             if number not in methods:
@@ -133,7 +139,7 @@ def test_there_are_references_to_follow() -> None:
         ("# spec section 0 Z3, spec 0 Z12", ["spec 0 Z12"]),
         ('"""Spec faults, rows 7, 9 and 41: a site."""', ["faults row 41"]),
         ('"""Spec faults, rows 36-40."""', ["faults row 39", "faults row 40"]),
-        ("# see docs/methods.md and docs/nothing.md", ["docs/nothing.md"]),
+        ("# see docs/own-data.md and docs/no-thing.md", ["docs/no-thing.md"]),
         ("the law of DESIGN section 99", ["DESIGN section 99"]),
         ("spec.seed, spec 9's number of steps, spec 2.1 (AdamW), 30 specs", []),
     ],
@@ -273,7 +279,7 @@ def wrong_rows(kind: type[Any], rows: list[Row]) -> list[str]:
     return unknown + stale
 
 
-TABLES = {name: (file, rows) for name, file, rows in tables(text("methods.md"))}
+TABLES = {name: (file, rows) for name, file, rows in tables(methods_text())}
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -336,15 +342,15 @@ def test_every_method_has_its_section_and_its_presets_are_real() -> None:
     from fedvlp.run.presets import PRESETS
 
     for kind in METHODS.values():
-        assert kind.__name__ in TABLES or f"| `{kind.__name__}` |" in text("methods.md"), kind.__name__
-    for match in re.findall(r"[Pp]resets?:? ((?:`[\w-]+`(?:,\s+)?)+)", text("methods.md")):
+        assert kind.__name__ in TABLES or f"| `{kind.__name__}` |" in methods_text(), kind.__name__
+    for match in re.findall(r"[Pp]resets?:? ((?:`[\w-]+`(?:,\s+)?)+)", methods_text()):
         for name in re.findall(r"`([\w-]+)`", match):
             assert name in PRESETS, name
 
 
 def test_what_is_said_to_be_missing_is_missing() -> None:
     """Who implements an amendment or a baseline strikes it off section 0 or 9."""
-    baselines = text("methods.md").partition("# 9. Baselines")[2].partition("**Settings of")[0]
+    baselines = methods_text().partition("# 9. Baselines")[2].partition("**Settings of")[0]
     rows = re.findall(r"^\| ([\w-]+).*\| (?:`(\w+)`|not yet) \|$", baselines, re.MULTILINE)
     assert len(rows) >= 19
     assert [name for name, there in rows if not there and name.lower() in METHODS] == []
