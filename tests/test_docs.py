@@ -27,10 +27,9 @@ from fedvlp.evaluation.segmentation import Segmentation
 from fedvlp.evaluation.vqa import VQA
 from fedvlp.evaluation.zero_shot import ZeroShot
 from fedvlp.methods import METHODS
-from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.models.multimodal import MultimodalClassifier, MultimodalConfig
-from fedvlp.models.selector import Selector, SelectorConfig, TextFusion
-from fedvlp.objectives import OBJECTIVES, bce, convirt, creamfl_tasks, gloria, medclip, mgca
+from fedvlp.models.multimodal import MultimodalConfig
+from fedvlp.models.selector import SelectorConfig
+from fedvlp.objectives import OBJECTIVES
 from fedvlp.run.experiment import Partition
 from fedvlp.training.config import Training
 
@@ -240,23 +239,14 @@ SELECTED: tuple[type[Any], ...] = (
 CONFIGURED = {base.__name__: base for kind in SELECTED for base in kind.__mro__ if dataclasses.is_dataclass(base)}
 """Every dataclass of settings by its name, base classes included."""
 
-USERS = CONFIGURED | {
-    kind.__name__: kind
-    for kind in (
-        DualEncoder, MultimodalClassifier, Selector, TextFusion, bce.BCE, convirt.ConVIRT, creamfl_tasks.CreamFLTask,
-        gloria.GLoRIA, medclip.MedCLIP, mgca.MGCA,
-    )
-}  # fmt: skip
-"""Classes whose methods the tables name as the place where a setting is used."""
-
-Row = tuple[str, str, str]
+Row = tuple[str, str]
 
 
 def tables(document: str) -> Iterator[tuple[str, str, list[Row]]]:
-    """(class, its file, rows of field, default and place of use) of every table of settings."""
+    """(class, its file, rows of field and default) of every table of settings."""
     for match in re.finditer(r"\*\*Settings of `(\w+)`\*\* in `([\w/.]+)`[^|]*\n\n((?:\|.*\n)+)", document):
         rows = [[cell.strip().strip("`") for cell in line.split("|")[1:-1]] for line in match[3].splitlines()[2:]]
-        yield match[1], match[2], [(row[0], row[2], row[-1]) for row in rows]
+        yield match[1], match[2], [(row[0], row[2]) for row in rows]
 
 
 def default_of(kind: type[Any], name: str) -> Any:
@@ -270,10 +260,10 @@ def default_of(kind: type[Any], name: str) -> Any:
 def wrong_rows(kind: type[Any], rows: list[Row]) -> list[str]:
     """What a table says of ``kind`` and the code does not."""
     names = {field.name for field in dataclasses.fields(kind)}
-    unknown = [f"{kind.__name__} has no field {name}" for name, *_ in rows if name not in names]
+    unknown = [f"{kind.__name__} has no field {name}" for name, _ in rows if name not in names]
     stale = [
         f"{kind.__name__}.{name} is {default_of(kind, name)!r}, the table says {shown}"
-        for name, shown, _ in rows
+        for name, shown in rows
         if name in names and ast.literal_eval(shown) != default_of(kind, name)
     ]
     return unknown + stale
@@ -290,23 +280,11 @@ def test_a_table_of_settings_is_the_codes(name: str) -> None:
     assert wrong_rows(kind, rows) == []
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_a_setting_is_used_where_the_table_says(name: str) -> None:
-    """A place is a file, a class, or a method of one."""
-    for field, _, place in TABLES[name][1]:
-        if "/" in place:
-            assert (ROOT / place).exists(), f"{name}.{field}: {place}"
-        else:
-            owner, _, hook = place.partition(".")
-            assert not hook or hasattr(USERS[owner], hook), f"{name}.{field}: {place}"
-            assert owner in USERS, f"{name}.{field}: {place}"
-
-
 def missing_rows(kind: type[Any]) -> list[str]:
     """Fields of ``kind`` that neither its own table nor that of a class it inherits from shows with their default."""
     shown: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        shown |= {field: default for field, default, _ in TABLES.get(base.__name__, ("", []))[1]}
+        shown |= dict(TABLES.get(base.__name__, ("", []))[1])
     given = [field for field in dataclasses.fields(kind) if default_of(kind, field.name) is not dataclasses.MISSING]
     return [f.name for f in given if f.name not in shown or ast.literal_eval(shown[f.name]) != default_of(kind, f.name)]
 
@@ -318,12 +296,8 @@ def test_no_setting_is_left_out(kind: type[Any]) -> None:
 
 def test_stale_tables_are_found() -> None:
     """A default that has changed, a field that has gone, and a field that nobody wrote down."""
-    table = (
-        "**Settings of `Method`** in `a.py`:\n\n| field | symbol | default | paper | used in |\n|---|---|---|---|---|\n"
-    )
-    ((name, _, rows),) = tables(
-        table + "| `local_steps` | E | `21` | 50 | `Method.steps` |\n| `gone` | | `1` | | `Method` |\n"
-    )
+    table = "**Settings of `Method`** in `a.py`:\n\n| field | symbol | default | paper |\n|---|---|---|---|\n"
+    ((name, _, rows),) = tables(table + "| `local_steps` | E | `21` | 50 |\n| `gone` | | `1` | |\n")
     assert wrong_rows(CONFIGURED[name], rows) == [
         "Method has no field gone",
         "Method.local_steps is 20, the table says 21",
