@@ -149,7 +149,7 @@ def _heterogeneous(name: str, method: Method, extra: Extra) -> Experiment:
     return replace(demo, data=data, partition=partition, objective=MedCLIPConfig(), extra=extra, rounds=rounds)
 
 
-SELECTOR_LR = 1e-3  # in hundred steps, one a round, 1e-5 moves nothing (docs/methods.md, 7.4)
+SELECTOR_LR = 1e-3  # in hundred steps, one a round, 1e-5 moves nothing (spec 7.4)
 TEMPLATES = tuple(prompts(name, 3, seed=100) for name in FINDINGS)  # zero-shot draws others, with seeds 0 to 4
 SELECTOR = SelectorConfig(sites=4, classes=FINDINGS, templates=TEMPLATES)
 IMAGE_SELECTOR = SelectorConfig(sites=4, embeddings=("image",))  # FedSM's
