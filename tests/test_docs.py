@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import evidence
 from support.rooms import BELOW
 
 from fedvlp.core.method import Method, Schedule, ServerHooks, SiteHooks
@@ -183,12 +184,23 @@ def test_every_file_and_test_that_is_named_exists(path: Path) -> None:
             assert not test or test in functions(file), f"{file} has no {test}"
 
 
-def test_every_cell_of_what_a_party_can_learn_names_a_test() -> None:
+def test_the_evidence_names_tests_for_every_guard_attack_and_party() -> None:
+    """The hospitals' pages say what holds; the tests that show it stand on a page of their own, by the same names."""
+    assert evidence.PAGE.read_text(encoding="utf-8") == evidence.content(), "python -m support.evidence writes it anew"
+    guards, attacks = text("security.md").partition("## Guards\n")[2].split("\n## ")[:2]
+    assert re.findall(r"^\| \*\*([^*]+)\*\*", guards, re.MULTILINE) == list(evidence.shown_by(evidence.GUARDS))
+    assert re.findall(r"^\| (S\d+) ", attacks, re.MULTILINE) == list(evidence.shown_by(evidence.ATTACKS))
     page = (ROOT / "provisioning" / "PRIVACY.md").read_text(encoding="utf-8")
     table = page.partition("| who | can learn | cannot |\n")[2].partition("\n\n")[0]
-    cells = [cell for line in table.splitlines()[1:] for cell in line.split("|")[2:4]]
-    assert len(cells) >= 8
-    assert all("::test_" in cell for cell in cells)
+    parties = [line.split("|")[1].strip() for line in table.splitlines()[1:]]
+    assert [f"{who}, {what}" for who in parties for what in ("can learn", "cannot")] == list(
+        evidence.shown_by(evidence.PARTIES)
+    )
+    for shown in map(evidence.shown_by, (evidence.GUARDS, evidence.ATTACKS, evidence.PARTIES)):
+        for statement, files in shown.items():
+            assert files, statement
+            for file, names in files.items():
+                assert set(names) <= functions(f"tests/{file}"), (statement, file)
 
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: str(path.relative_to(ROOT)))
