@@ -46,6 +46,7 @@ CODE = [
 ]
 PROSE = [
     ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
     *(path for f in ("provisioning", "studies", "tests", "poc") for path in (ROOT / f).rglob("*.md")),
 ]
 
