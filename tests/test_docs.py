@@ -7,6 +7,7 @@ table of faults) or the name of a document. Code is read as text, so that commen
 from __future__ import annotations
 
 import ast
+import csv
 import dataclasses
 import inspect
 import re
@@ -22,6 +23,8 @@ from support.rooms import BELOW
 from fedvlp.core.method import Method, Schedule, ServerHooks, SiteHooks
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.latent import LatentCohort
+from fedvlp.deploy.kit import DOCS as KIT_DOCS
+from fedvlp.deploy.kit import GUIDES, SITE
 from fedvlp.evaluation.linear_probe import LinearProbe
 from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.evaluation.segmentation import Segmentation
@@ -390,3 +393,35 @@ def test_the_readme_is_short_and_its_figures_are_the_results() -> None:
     intervals = set(re.findall(r"[+-]\d+\.\d+ \[[^]]+\]", " ".join(readme.split())))
     assert len(intervals) >= 6
     assert {one for one in intervals if one not in plain} == set()
+
+
+# Figures and names that go stale
+
+
+def test_a_figure_with_a_revision_is_in_the_tables() -> None:
+    """ "650 (`gpu.py`, revision 9c238fc3)": the numbers of that sentence are results of that program and revision."""
+    with (ROOT / "studies" / "results" / "programs.csv").open(newline="", encoding="utf-8") as file:
+        rows = [(row["program"], row["revision"], row["value"]) for row in csv.DictReader(file)]
+    found = 0
+    for path in [ROOT / "README.md", *DOCS]:
+        plain = " ".join(path.read_text(encoding="utf-8").split())
+        for cited in re.finditer(r"\(`(\w+)\.py`, revision (\w{7,8})\)", plain):
+            values = " ".join(value for program, revision, value in rows if (program, revision) == cited.groups())
+            sentence = re.sub(r"`[^`]*`", "", plain[: cited.start()].rpartition(". ")[2])
+            for number in re.findall(r"(?<![\w.])\d[\d,]*\.?\d+", sentence):
+                found += 1
+                assert number in values, f"{path.name}: {number} is no figure of {cited[0]}"
+    assert found >= 4
+
+
+def test_a_kits_pages_name_the_files_of_a_kit() -> None:
+    """Policies are in site/ and server/ of the repository, and in local/ of a kit, where these pages are read."""
+    for name in GUIDES[SITE]:
+        page = ROOT / ("" if name in KIT_DOCS else "provisioning") / name
+        assert re.findall(r"`(?:site|server)/[\w.-]+", page.read_text(encoding="utf-8")) == [], name
+
+
+def test_the_pages_agree_on_python() -> None:
+    pages = [ROOT / "README.md", *DOCS, *PROSE]
+    ranges = {said for path in pages for said in re.findall(r"Python 3\.\d+ to 3\.\d+", path.read_text("utf-8"))}
+    assert ranges == {"Python 3.10 to 3.12"}
