@@ -20,7 +20,7 @@ FOLDERS = ("docs", "provisioning", "poc", "studies", "tests")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """The files of the site: those of the theme, the repository's pages, and what these link to."""
-    pages = [ROOT / "README.md"]
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md"]
     for folder in FOLDERS:
         pages += sorted((ROOT / folder).rglob("*.md"))
     linked = {target for page in pages for target in links(page)}.difference(pages)

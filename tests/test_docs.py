@@ -7,6 +7,7 @@ table of faults) or the name of a document. Code is read as text, so that commen
 from __future__ import annotations
 
 import ast
+import csv
 import dataclasses
 import inspect
 import re
@@ -16,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import evidence
 from support.rooms import BELOW
 
 from fedvlp.core.method import Method, Schedule, ServerHooks, SiteHooks
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.latent import LatentCohort
+from fedvlp.deploy.kit import DOCS as KIT_DOCS
+from fedvlp.deploy.kit import GUIDES, SITE
 from fedvlp.evaluation.linear_probe import LinearProbe
 from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.evaluation.segmentation import Segmentation
@@ -44,6 +48,7 @@ CODE = [
 ]
 PROSE = [
     ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
     *(path for f in ("provisioning", "studies", "tests", "poc") for path in (ROOT / f).rglob("*.md")),
 ]
 
@@ -188,12 +193,23 @@ def test_every_file_and_test_that_is_named_exists(path: Path) -> None:
             assert not test or test in functions(file), f"{file} has no {test}"
 
 
-def test_every_cell_of_what_a_party_can_learn_names_a_test() -> None:
+def test_the_evidence_names_tests_for_every_guard_attack_and_party() -> None:
+    """The hospitals' pages say what holds; the tests that show it stand on a page of their own, by the same names."""
+    assert evidence.PAGE.read_text(encoding="utf-8") == evidence.content(), "python -m support.evidence writes it anew"
+    guards, attacks = text("security.md").partition("## Guards\n")[2].split("\n## ")[:2]
+    assert re.findall(r"^\| \*\*([^*]+)\*\*", guards, re.MULTILINE) == list(evidence.shown_by(evidence.GUARDS))
+    assert re.findall(r"^\| (S\d+) ", attacks, re.MULTILINE) == list(evidence.shown_by(evidence.ATTACKS))
     page = (ROOT / "provisioning" / "PRIVACY.md").read_text(encoding="utf-8")
     table = page.partition("| who | can learn | cannot |\n")[2].partition("\n\n")[0]
-    cells = [cell for line in table.splitlines()[1:] for cell in line.split("|")[2:4]]
-    assert len(cells) >= 8
-    assert all("::test_" in cell for cell in cells)
+    parties = [line.split("|")[1].strip() for line in table.splitlines()[1:]]
+    assert [f"{who}, {what}" for who in parties for what in ("can learn", "cannot")] == list(
+        evidence.shown_by(evidence.PARTIES)
+    )
+    for shown in map(evidence.shown_by, (evidence.GUARDS, evidence.ATTACKS, evidence.PARTIES)):
+        for statement, files in shown.items():
+            assert files, statement
+            for file, names in files.items():
+                assert set(names) <= functions(f"tests/{file}"), (statement, file)
 
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: str(path.relative_to(ROOT)))
@@ -362,3 +378,35 @@ def test_the_readme_is_short_and_its_figures_are_the_results() -> None:
     intervals = set(re.findall(r"[+-]\d+\.\d+ \[[^]]+\]", " ".join(readme.split())))
     assert len(intervals) >= 6
     assert {one for one in intervals if one not in plain} == set()
+
+
+# Figures and names that go stale
+
+
+def test_a_figure_with_a_revision_is_in_the_tables() -> None:
+    """ "650 (`gpu.py`, revision 9c238fc3)": the numbers of that sentence are results of that program and revision."""
+    with (ROOT / "studies" / "results" / "programs.csv").open(newline="", encoding="utf-8") as file:
+        rows = [(row["program"], row["revision"], row["value"]) for row in csv.DictReader(file)]
+    found = 0
+    for path in [ROOT / "README.md", *DOCS]:
+        plain = " ".join(path.read_text(encoding="utf-8").split())
+        for cited in re.finditer(r"\(`(\w+)\.py`, revision (\w{7,8})\)", plain):
+            values = " ".join(value for program, revision, value in rows if (program, revision) == cited.groups())
+            sentence = re.sub(r"`[^`]*`", "", plain[: cited.start()].rpartition(". ")[2])
+            for number in re.findall(r"(?<![\w.])\d[\d,]*\.?\d+", sentence):
+                found += 1
+                assert number in values, f"{path.name}: {number} is no figure of {cited[0]}"
+    assert found >= 4
+
+
+def test_a_kits_pages_name_the_files_of_a_kit() -> None:
+    """Policies are in site/ and server/ of the repository, and in local/ of a kit, where these pages are read."""
+    for name in GUIDES[SITE]:
+        page = ROOT / ("" if name in KIT_DOCS else "provisioning") / name
+        assert re.findall(r"`(?:site|server)/[\w.-]+", page.read_text(encoding="utf-8")) == [], name
+
+
+def test_the_pages_agree_on_python() -> None:
+    pages = [ROOT / "README.md", *DOCS, *PROSE]
+    ranges = {said for path in pages for said in re.findall(r"Python 3\.\d+ to 3\.\d+", path.read_text("utf-8"))}
+    assert ranges == {"Python 3.10 to 3.12"}

@@ -78,13 +78,13 @@ class FedFed(Method):
         if not self.share:
             return ""
         said = (
-            f"every other site is shown {self.shared} pairs of each site: what the distiller leaves of a film, with "
+            f"every other site is shown {self.shared} pairs of each site: what the distiller leaves of an image, with "
             f"noise of standard deviation {self.noise:g}, and the embedding of its report without noise"
         )
         if self.noise:
             mu = GREY_RANGE * 2 * self.image_size / self.noise  # two residuals: each pixel apart by 2 ranges at most
             epsilon = mu * mu / 2 + mu * NormalDist().inv_cdf(1 - DELTA)
-            said += f". The noise gives a film an epsilon of {epsilon:.3g} at delta {DELTA:g}, which protects nothing"
+            said += f". The noise gives an image an epsilon of {epsilon:.3g} at delta {DELTA:g}, which protects nothing"
         return f"{said}; --set method.share=false keeps the pairs at the site"
 
     def steps(self, phase: str) -> int:
