@@ -18,8 +18,8 @@ def test_a_plain_name_is_taken(name: str) -> None:
     ("name", "said"),
     [
         ("", "is ''"), ("-a", "is '-a'"), ("A", "is 'A'"), ("a/b", "is 'a/b'"), ("a\n", r"is 'a\\n'"),
-        ("/" * 64, f"is '{'/' * 64}'"), ("a" * 65, "is too long, or no text"), (7, "is too long, or no text"),
-        (("a",), "is too long, or no text"), (None, "is too long, or no text"),
+        ("/" * 64, f"is '{'/' * 64}'"), *((name, "is not a string of at most 64 characters") for name in
+                                          ("a" * 65, 7, ("a",), None)),
     ],
 )  # fmt: skip
 def test_another_is_refused_and_an_endless_one_not_repeated(name: Any, said: str) -> None:

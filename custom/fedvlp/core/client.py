@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -50,7 +50,7 @@ class Data(Protocol):
 
 
 class GradientObserver(Protocol):
-    """Who is told of the gradients of a task (a site's limits on what an update rests on)."""
+    """Observes the gradients of a task, for a site's limits on an update's effective sample size."""
 
     def weigh(self, lengths: list[Tensor], rows: list[Tensor] | None = None) -> None:
         """Lengths of the gradients in the order of the steps; with ``rows``, of groups of records, and which."""
@@ -69,7 +69,7 @@ class StateMismatchError(SiteError, ValueError):
     """A state does not have the tensors that this model has."""
 
 
-class FixedFeatures(Protocol):
+class EncoderFeatures(Protocol):
     """What encoders that do not change make of a client's training records (training/frozen_features.py)."""
 
     def encoded(self, client: Client, batch: Batch, state: State, own: State | None) -> Batch:
@@ -107,9 +107,9 @@ class Client:
     public_id: int = 0
     initial: Callable[[], State] | None = None  # the untrained weights, for sites that keep some of their own
     site_only: frozenset[str] = frozenset()  # tensors of the model that never leave the site (core/norm_statistics.py)
-    counted: Callable[[], None] = lambda: None  # told of every optimiser step
-    observer: GradientObserver | None = None  # told how long the gradients were
-    fixed: FixedFeatures | None = None  # keeps what fixed encoders make of a record; None: they are run at every step
+    counted: Callable[[], None] = lambda: None  # called after every optimiser step
+    observer: GradientObserver | None = None  # gets the gradients' norms
+    fixed: EncoderFeatures | None = None  # keeps what fixed encoders make of a record; None: they are run at every step
     _anchor: Any = None
     _anchored: tuple[State, State | None] | None = None
 
@@ -284,6 +284,13 @@ class Client:
         for child in [*self.model.children(), self.objective]:
             parameters = list(child.parameters())
             child.train(not parameters or any(p.requires_grad for p in parameters))
+
+
+def embedded_texts(client: Client, sentences: Sequence[str], model: nn.Module | None = None) -> Tensor:
+    """Unit vectors [N, d] of N sentences by the client's model, or by ``model`` in its place."""
+    ids, mask = client.model.tokenizer(sentences)
+    embedded: Tensor = (model or client.model)(client.here({"text": ids, "text_mask": mask})).text
+    return embedded
 
 
 def named_state(model: nn.Module, objective: nn.Module) -> State:

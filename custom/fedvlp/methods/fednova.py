@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
-from fedvlp.core.schedule import one_pass
+from fedvlp.core.optimizers import one_pass
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast, State, Update, is_statistic
 from fedvlp.core.validate import require

@@ -41,7 +41,7 @@ class Stepper:
         self.precision, attention = choose(training.precision, training.attention, self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "float16")
         self.done = 0
-        self.lengths: list[Tensor] = []  # of the gradient of every step, as the optimiser has it; where somebody asks
+        self.lengths: list[Tensor] = []  # norm of each step's gradient, as the optimiser has it; kept for an observer
         self.means = distributed.MeansInBackward(self.parameters)
         if hasattr(client.model, "set_attention"):
             client.model.set_attention(attention)
