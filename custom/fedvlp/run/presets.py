@@ -20,7 +20,10 @@ from fedvlp.methods import (
     CARMFL,
     PMSFM,
     SCAFFOLD,
+    AdapterConfig,
     Centralized,
+    CLIPAdapter,
+    ContextConfig,
     CreamFL,
     FedAvg,
     FedCCA,
@@ -41,6 +44,7 @@ from fedvlp.methods import (
     FedX,
     Local,
     MFedAvg,
+    PromptLearning,
 )
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.multimodal import MultimodalConfig
@@ -137,6 +141,13 @@ def _closed_form(experiment: Experiment, method: FedCCA, **model: Any) -> Experi
 def _self_supervised(name: str, method: Method, objective: Objective) -> Experiment:
     """The demo of a baseline that learns from films alone, beside which films are matched with reports (spec 9)."""
     return replace(_demo(name, method), objective=objective)
+
+
+def _beside_pair(name: str, method: Method, extra: Extra) -> Experiment:
+    """The demo of a module beside a frozen pair; a pair that has learned is what `--start` gives it."""
+    demo = _demo(name, FedAvg())
+    training = replace(demo.training, lr=5e-3, weight_decay=0.0)
+    return replace(demo, method=method, extra=extra, training=training)
 
 
 def _heterogeneous(name: str, method: Method, extra: Extra) -> Experiment:
@@ -266,6 +277,8 @@ PRESETS: dict[str, Experiment] = {
         _demo("fedldawa", FedLDAWA(local_steps=50)),
         _demo("fedmoon", FedMOON(local_steps=50)),
         _closed_form(_demo("fedcca", FedAvg()), FedCCA(local_steps=50)),
+        _beside_pair("prompt-learning", PromptLearning(local_steps=50), ContextConfig(FINDINGS)),
+        _beside_pair("clip-adapter", CLIPAdapter(local_steps=50), AdapterConfig(FINDINGS)),
         _demo("local", Local(local_steps=50)),
         _demo("centralized", Centralized(local_steps=50), batch_size=5 * 32),  # as many records a step as five sites
         _demo("feddra", FedDRA(align_steps=10, local_steps=40, mu=5.0, rho=0.1)),
@@ -324,6 +337,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "fedldawa": "FedLDAWA (Rehman et al., 2023): weighs each tensor by its angle to the received model",
         "fedmoon": "MOON (Li et al., 2021): FedAvg with a contrast between local, received and previous embeddings",
         "fedcca": "FedCCA: linear heads from one round of second moments, then FedAvg",
+        "prompt-learning": "PromptFL (Guo et al., 2023): a learned context before class names, frozen pair (--start)",
+        "clip-adapter": "FedCLIP (Lu et al., 2023): an adapter on image vectors, frozen pair (--start)",
         "feddra": "FedDRA (Shuai et al., 2024): two stages with guidance, robust site weights; the main job",
         "fedrgb": "FedRGB (Shuai & Shen, 2024): a robustly trained aligner guides local training",
     },
