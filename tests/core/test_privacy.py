@@ -110,6 +110,7 @@ def test_the_quantiles_are_the_normals() -> None:
         ("w", torch.tensor([1, 2, 3]), "int64"),
         ("w", torch.zeros(3, dtype=torch.bfloat16), "bfloat16"),
         ("w", torch.zeros(2), "not received in this shape"),
+        ("w", torch.zeros(1), "not received in this shape"),
         ("w", torch.zeros(3, dtype=torch.float64), "not received in this shape"),
         ("new", torch.zeros(3), "not received"),
         ("norm.running_var", torch.ones(3), "batch norm"),
