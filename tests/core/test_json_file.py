@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -94,9 +92,3 @@ def test_at_the_bounds_a_file_is_read_and_beyond_them_it_is_not(tmp_path: Path) 
     assert read_json(tmp_path / "link", follow=True)
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "none")
-
-
-def test_it_needs_no_torch() -> None:
-    """FLARE's parent reads jobs with it."""
-    code = "import sys, fedvlp.core.json_file; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +59,6 @@ class Builder(ComponentBuilder):
 
     def get_module_scanner(self) -> None:
         return None
-
-
-def test_the_front_door_costs_nothing_until_it_is_used() -> None:
-    code = (
-        "import sys, fedvlp; before = {'torch', 'numpy'} & set(sys.modules); fedvlp.Training; "
-        "print(sorted(before), 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "[] True", done.stderr[-2000:]
 
 
 def test_what_is_no_public_name_is_an_attribute_error() -> None:

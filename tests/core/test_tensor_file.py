@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from support.toy import same_bytes
 
 from fedvlp.core import tensor_file
 from fedvlp.core.checkpoint import CheckpointError, save_tensors
-from fedvlp.core.tensor_file import TensorFile, write_tensors
+from fedvlp.core.tensor_file import Spool, TensorFile, write_tensors
 
 FULL = "No space left on device"
 TENSORS = {
@@ -73,14 +74,16 @@ def test_a_file_that_is_cut_while_it_is_used_is_named(tmp_path: Path) -> None:
 def test_a_full_disk_is_said_and_no_half_file_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Whether Python or safetensors notices it. So is what waits on disk: aggregation.py and robust means write so."""
+    """Whether Python or safetensors notices it; also of tensors that wait for their turn."""
 
     def full(*given: Any) -> None:
-        given[1].write_bytes(b"half")
+        Path(given[1]).write_bytes(b"half")
         raise error
 
     monkeypatch.setattr(tensor_file, "save_file", full)
-    with pytest.raises(CheckpointError, match="the disk is full; it needs 400 bytes") as raised:
-        write_tensors(tmp_path / "file", {"w": torch.zeros(100)})
-    assert raised.value.full
-    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(tensor_file, "PARK_BYTES", 0)
+    for write in (partial(write_tensors, tmp_path / "file"), Spool(tmp_path).put):
+        with pytest.raises(CheckpointError, match="the disk is full; it needs 400 bytes") as raised:
+            write({"w": torch.zeros(100)})  # type: ignore[operator]
+        assert raised.value.full
+        assert not list(tmp_path.iterdir())

@@ -355,8 +355,11 @@ def flares_rule(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, str], tuple[
     return decide
 
 
-@pytest.mark.parametrize("role", ["lead", "project_admin", "org_admin", "member"])
-@pytest.mark.parametrize("name", ["custom/evil.py", "custom/fedvlp/__init__.py", "custom/README.md"])
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [("custom/evil.py", "lead"), ("custom/fedvlp/__init__.py", "project_admin"), ("custom/README.md", "org_admin"),
+     ("custom/evil.py", "member")],
+)  # fmt: skip
 def test_row_29_custom_code_is_refused_to_every_role(
     name: str, role: str, kit: Path, flares_rule: Callable[[Path, str], tuple[bool, str]]
 ) -> None:
