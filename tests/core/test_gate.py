@@ -94,15 +94,15 @@ def test_words_that_a_site_sends_by_mistake_are_not_repeated(field: str) -> None
         assert "Jane" not in str(checked(replace(GOOD, **refused)))
 
 
-@pytest.mark.parametrize("name", ["Jane Doe", "Jane\nDoe", "Jane\x1b[31m", "Jane<b>", "J\u00e4ne", "Jane" * 51])
-def test_a_name_that_is_not_plain_is_not_repeated(name: str) -> None:
-    said = [checked(replace(GOOD, state={**GOOD.state, name: torch.ones(1)}))]
-    said += [checked(replace(GOOD, metrics={name: math.nan})), probed(replace(PROBED, scalars={name: 1.0}))]
-    for answer in said:
-        assert answer is not None
-        assert "J" not in answer
-        assert answer.isprintable()
-    assert said[0] == f"1 unexpected tensor(s), e.g. a str of {len(name)}"
+def test_a_name_that_is_not_plain_is_not_repeated() -> None:
+    for name in ["Jane Doe", "Jane\nDoe", "Jane\x1b[31m", "Jane<b>", "J\u00e4ne", "Jane" * 51]:
+        said = [checked(replace(GOOD, state={**GOOD.state, name: torch.ones(1)}))]
+        said += [checked(replace(GOOD, metrics={name: math.nan})), probed(replace(PROBED, scalars={name: 1.0}))]
+        for answer in said:
+            assert answer is not None
+            assert "J" not in answer
+            assert answer.isprintable()
+        assert said[0] == f"1 unexpected tensor(s), e.g. a str of {len(name)}"
 
 
 # What a site takes from the server

@@ -120,35 +120,34 @@ def test_what_waits_on_disk_is_decoded_when_it_is_asked_for() -> None:
         assert len(view) == 3
 
 
-@pytest.mark.parametrize("wire", OPTIONS)
-def test_an_update_arrives_as_it_was_but_for_rounding(wire: Wire) -> None:
+def test_an_update_arrives_as_it_was_but_for_rounding() -> None:
     """Values around 3 that moved by up to 0.1: a weight in bfloat16 is off by up to 2^-8 of it, a change far less."""
-    generator = torch.Generator().manual_seed(0)
-    base = {"w": 3 + torch.rand(4, 5, generator=generator)}
-    value = {"w": base["w"] + 0.1 * torch.rand(4, 5, generator=generator)}
-    off = (decode(encode(value, base, wire, {}), base, wire)["w"] - value["w"]).abs().max().item()
-    assert off <= {"float32": 1e-6, "int8": 0.1 / 127}.get(wire.up, 0.1 / 256 if wire.difference else 4 / 256)
+    for wire in OPTIONS:
+        generator = torch.Generator().manual_seed(0)
+        base = {"w": 3 + torch.rand(4, 5, generator=generator)}
+        value = {"w": base["w"] + 0.1 * torch.rand(4, 5, generator=generator)}
+        off = (decode(encode(value, base, wire, {}), base, wire)["w"] - value["w"]).abs().max().item()
+        assert off <= {"float32": 1e-6, "int8": 0.1 / 127}.get(wire.up, 0.1 / 256 if wire.difference else 4 / 256)
 
 
-@pytest.mark.parametrize("wire", OPTIONS)
-def test_vectors_integers_and_strangers_travel_as_they_are(wire: Wire) -> None:
-    value = {
-        "bias": torch.randn(5), "scalar": torch.tensor(0.1), "steps": torch.tensor([[3, 4]]),
-        "wide": torch.randn(2, 2, dtype=torch.float64), "own": torch.randn(3, 3), "w": torch.randn(3, 3),
-    }  # fmt: skip
-    base = {name: torch.zeros_like(tensor) for name, tensor in value.items() if name != "own"}
-    read = decode(encode(value, base, wire, {}), base, wire)
-    assert not torch.equal(read.pop("w"), value["w"]) or wire.up == "float32"
-    same_bytes(read, {name: tensor for name, tensor in value.items() if name != "w"})
+def test_vectors_integers_and_strangers_travel_as_they_are() -> None:
+    for wire in OPTIONS:
+        value = {
+            "bias": torch.randn(5), "scalar": torch.tensor(0.1), "steps": torch.tensor([[3, 4]]),
+            "wide": torch.randn(2, 2, dtype=torch.float64), "own": torch.randn(3, 3), "w": torch.randn(3, 3),
+        }  # fmt: skip
+        base = {name: torch.zeros_like(tensor) for name, tensor in value.items() if name != "own"}
+        read = decode(encode(value, base, wire, {}), base, wire)
+        assert not torch.equal(read.pop("w"), value["w"]) or wire.up == "float32"
+        same_bytes(read, {name: tensor for name, tensor in value.items() if name != "w"})
 
 
 GOOD = {"w": torch.ones(2, 3, dtype=torch.int8), "w:scale": torch.ones(2)}
 BASE = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_malformed_codes_are_refused_by_name() -> None:
+    for changes, said in [
         ({"w": torch.ones(2, 3)}, r"w came as \(2, 3\) torch.float32, expected \(2, 3\) torch.int8"),
         ({"w": torch.ones(3, 2, dtype=torch.int8)}, r"w came as \(3, 2\)"),
         ({"w": "text"}, "w came as a str"),
@@ -159,14 +158,12 @@ BASE = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
         ({"w:scale": torch.tensor([1.0, math.nan])}, "negative, NaN or infinite"),
         ({"w:scale": torch.tensor([1.0, math.inf])}, "negative, NaN or infinite"),
         ({"w:scale": torch.tensor([1.0, -1.0])}, "negative, NaN or infinite"),
-    ],
-)
-def test_malformed_codes_are_refused_by_name(changes: dict[str, Any], said: str) -> None:
-    came = {name: tensor for name, tensor in {**GOOD, **changes}.items() if tensor is not None}
-    with pytest.raises(CodecError, match=said):
-        decode(came, BASE, BF16)
-    with pytest.raises(CodecError, match=said):  # on disk they are refused as early
-        decode(MappingProxyType(came), BASE, BF16)
+    ]:
+        came = {name: tensor for name, tensor in {**GOOD, **changes}.items() if tensor is not None}
+        with pytest.raises(CodecError, match=said):
+            decode(came, BASE, BF16)
+        with pytest.raises(CodecError, match=said):  # on disk they are refused as early
+            decode(MappingProxyType(came), BASE, BF16)
 
 
 def test_a_row_that_did_not_change_has_scale_0() -> None:
@@ -196,13 +193,15 @@ def test_values_that_do_not_fit_are_named() -> None:
         encode({"w": torch.tensor([[0.0, 1.0, 2.0], [0.0, math.nan, 0.0]])}, BASE, BF16, {})
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"up": "int4"}, "int4"), ({"down": "x"}, "x"), ({"up": "int8"}, "difference"), ({"down": "int8"}, "skip")],
-)
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Wire(**options)
+def test_options_that_make_no_sense_are_refused() -> None:
+    for options, said in [
+        ({"up": "int4"}, "int4"),
+        ({"down": "x"}, "x"),
+        ({"up": "int8"}, "difference"),
+        ({"down": "int8"}, "skip"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            Wire(**options)
 
 
 # ---- a federation

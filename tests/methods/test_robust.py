@@ -116,20 +116,20 @@ def test_a_claimed_loss_counts_as_the_cap_at_most(claim: float) -> None:
     assert capped != told(*server(rho=10.0), (*FIVE[:4], claim))
 
 
-@pytest.mark.parametrize("claim", [1e9, -1e9, 0.0])
-@pytest.mark.parametrize("rho", [0.01, 0.1, 1.0])
-def test_nobody_captures_the_weights(claim: float, rho: float) -> None:
+def test_nobody_captures_the_weights() -> None:
     """After many rounds of the same claim: on the simplex, in the ball, and max w below its bound in the ball.
 
     chi2: (N/2)|w - u|^2 <= rho gives max w <= 1/N + sqrt(2 rho (N - 1))/N (spec 3.2: 0.3789 for N = 5, rho = 0.1).
     """
-    method, one = server(rho=rho, gamma=10.0)
-    for _ in range(30):
-        weights = told(method, one, (*FIVE[:4], claim))
-    assert sum(weights) == pytest.approx(1.0)
-    assert min(weights) >= 0
-    assert divergence(weights) <= rho + 1e-9
-    assert max(weights) <= 0.2 + math.sqrt(2 * rho * 4) / 5 + 1e-9
+    for claim in [1e9, -1e9, 0.0]:
+        for rho in [0.01, 0.1, 1.0]:
+            method, one = server(rho=rho, gamma=10.0)
+            for _ in range(30):
+                weights = told(method, one, (*FIVE[:4], claim))
+            assert sum(weights) == pytest.approx(1.0)
+            assert min(weights) >= 0
+            assert divergence(weights) <= rho + 1e-9
+            assert max(weights) <= 0.2 + math.sqrt(2 * rho * 4) / 5 + 1e-9
 
 
 def claims(loss: float) -> Federation:

@@ -57,11 +57,11 @@ def test_tokenizer_counts_truncation() -> None:
     assert torch.equal(ids[0], ids[1])
 
 
-@pytest.mark.parametrize("text", ["", "  \n", "?!", None, float("nan"), 7])
-def test_tokenizer_empty_or_not_text(text: object) -> None:
-    ids, mask = HashTokenizer(max_tokens=3)([text])  # type: ignore[list-item]
-    assert ids.tolist() == [[CLS, PAD, PAD]]
-    assert mask.tolist() == [[True, False, False]]
+def test_tokenizer_empty_or_not_text() -> None:
+    for text in ["", "  \n", "?!", None, float("nan"), 7]:
+        ids, mask = HashTokenizer(max_tokens=3)([text])  # type: ignore[list-item]
+        assert ids.tolist() == [[CLS, PAD, PAD]]
+        assert mask.tolist() == [[True, False, False]]
 
 
 def test_tokenizer_edges() -> None:
