@@ -19,6 +19,7 @@ def test_every_row_is_there_and_shown() -> None:
 def test_every_test_that_is_named_exists() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TABLE)
     assert len(named) > 60
-    for file, name in named:
+    for file in {file for file, _ in named}:
         tree = ast.parse((HERE.parents[1] / file).read_text(encoding="utf-8"))
-        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, f"{file} has no {name}"
+        there = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        assert not {name for where, name in named if where == file} - there, file
