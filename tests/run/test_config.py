@@ -23,15 +23,15 @@ from fedvlp.training.config import Training
 DEMO = PRESETS["feddra"]
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_comes_back_from_json_text(name: str) -> None:
-    experiment = PRESETS[name]
-    text = json.dumps(to_config(experiment))
-    again = from_config(json.loads(text))
-    assert again == experiment
-    assert type(again.method) is type(experiment.method)
-    assert json.dumps(to_config(again)) == text
-    assert fingerprint(again) == fingerprint(experiment)
+def test_every_preset_comes_back_from_json_text() -> None:
+    for name in PRESETS:
+        experiment = PRESETS[name]
+        text = json.dumps(to_config(experiment))
+        again = from_config(json.loads(text))
+        assert again == experiment
+        assert type(again.method) is type(experiment.method)
+        assert json.dumps(to_config(again)) == text
+        assert fingerprint(again) == fingerprint(experiment)
 
 
 def test_the_form_is_that_of_flares_component_builder() -> None:
