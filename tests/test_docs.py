@@ -16,7 +16,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support import evidence
 from support.rooms import BELOW
 
@@ -133,9 +132,8 @@ def test_there_are_references_to_follow() -> None:
     assert len(FAULTS.findall(everything)) >= 5
 
 
-@pytest.mark.parametrize(
-    ("planted", "found"),
-    [
+def test_a_dangling_reference_is_found() -> None:
+    for planted, found in [
         ('"""As spec 4.5 says, and spec 99.9 does not."""', ["spec 99.9"]),
         ("# the checks of spec 15 B6 and of spec 15 B9", ["spec 15 B9"]),
         ("(spec 7.3,\n    10.4, 7.77)", ["spec 7.77"]),
@@ -146,21 +144,19 @@ def test_there_are_references_to_follow() -> None:
         ("# see docs/own-data.md and docs/no-thing.md", ["docs/no-thing.md"]),
         ("the law of DESIGN section 99", ["DESIGN section 99"]),
         ("spec.seed, spec 9's number of steps, spec 2.1 (AdamW), 30 specs", []),
-    ],
-)
-def test_a_dangling_reference_is_found(planted: str, found: list[str]) -> None:
-    assert dangling(planted) == found
+    ]:
+        assert dangling(planted) == found
 
 
-@pytest.mark.parametrize("path", DOCS + PROSE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_between_documents_lead_somewhere(path: Path) -> None:
+def test_links_between_documents_lead_somewhere() -> None:
     """To a file, and where a section is named to a heading of it."""
-    for target, section in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", path.read_text(encoding="utf-8")):
-        if target.startswith("https://"):
-            continue
-        page = path.parent / target if target else path
-        assert page.exists(), f"{path.name}: {target}"
-        assert not section or section in anchors(page), f"{path.name}: {target}#{section}"
+    for path in DOCS + PROSE:
+        for target, section in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", path.read_text(encoding="utf-8")):
+            if target.startswith("https://"):
+                continue
+            page = path.parent / target if target else path
+            assert page.exists(), f"{path.name}: {target}"
+            assert not section or section in anchors(page), f"{path.name}: {target}#{section}"
 
 
 def anchors(page: Path) -> set[str]:
@@ -184,13 +180,13 @@ def functions(path: str) -> frozenset[str]:
     return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
 
 
-@pytest.mark.parametrize("path", PROSE + DOCS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_file_and_test_that_is_named_exists(path: Path) -> None:
-    for name in re.findall(r"`([^`\n]+)`", path.read_text(encoding="utf-8")):
-        file, _, test = name.partition("::")
-        if re.fullmatch(r"(?:custom|studies|tests|jobs|provisioning|poc|docs)/[\w./-]*", file):
-            assert (ROOT / file).exists(), f"{path.name} names {file}"
-            assert not test or test in functions(file), f"{file} has no {test}"
+def test_every_file_and_test_that_is_named_exists() -> None:
+    for path in PROSE + DOCS:
+        for name in re.findall(r"`([^`\n]+)`", path.read_text(encoding="utf-8")):
+            file, _, test = name.partition("::")
+            if re.fullmatch(r"(?:custom|studies|tests|jobs|provisioning|poc|docs)/[\w./-]*", file):
+                assert (ROOT / file).exists(), f"{path.name} names {file}"
+                assert not test or test in functions(file), f"{file} has no {test}"
 
 
 def test_the_evidence_names_tests_for_every_guard_attack_and_party() -> None:
@@ -212,11 +208,11 @@ def test_the_evidence_names_tests_for_every_guard_attack_and_party() -> None:
                 assert set(names) <= functions(f"tests/{file}"), (statement, file)
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_stranger_can_read_it(path: Path) -> None:
+def test_a_stranger_can_read_it() -> None:
     """No paths of somebody's machine, no numbers of an issue tracker, no folder that is not in the repository."""
-    private = re.compile(r"(?<!\w)/(?:work|tmp|home|root)\b|\bshared/|\bissue \d+|\bspec/|\bI ran\b|\[I\]")
-    assert private.findall(path.read_text(encoding="utf-8")) == []
+    for path in [ROOT / "README.md", *DOCS]:
+        private = re.compile(r"(?<!\w)/(?:work|tmp|home|root)\b|\bshared/|\bissue \d+|\bspec/|\bI ran\b|\[I\]")
+        assert private.findall(path.read_text(encoding="utf-8")) == [], path.name
 
 
 # docs/design.md
@@ -288,12 +284,12 @@ def wrong_rows(kind: type[Any], rows: list[Row]) -> list[str]:
 TABLES = {name: (file, rows) for name, file, rows in tables(methods_text())}
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_a_table_of_settings_is_the_codes(name: str) -> None:
-    file, rows = TABLES[name]
-    kind = CONFIGURED[name]
-    assert (ROOT / file).stem == kind.__module__.rpartition(".")[2], f"{name} is defined in {kind.__module__}"
-    assert wrong_rows(kind, rows) == []
+def test_a_table_of_settings_is_the_codes() -> None:
+    for name in TABLES:
+        file, rows = TABLES[name]
+        kind = CONFIGURED[name]
+        assert (ROOT / file).stem == kind.__module__.rpartition(".")[2], f"{name} is defined in {kind.__module__}"
+        assert wrong_rows(kind, rows) == [], name
 
 
 def missing_rows(kind: type[Any]) -> list[str]:
@@ -305,9 +301,9 @@ def missing_rows(kind: type[Any]) -> list[str]:
     return [f.name for f in given if f.name not in shown or ast.literal_eval(shown[f.name]) != default_of(kind, f.name)]
 
 
-@pytest.mark.parametrize("kind", SELECTED, ids=lambda kind: kind.__name__)
-def test_no_setting_is_left_out(kind: type[Any]) -> None:
-    assert missing_rows(kind) == []
+def test_no_setting_is_left_out() -> None:
+    for kind in SELECTED:
+        assert missing_rows(kind) == [], kind
 
 
 def test_stale_tables_are_found() -> None:

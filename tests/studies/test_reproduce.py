@@ -61,28 +61,28 @@ def test_every_measured_row_of_the_inventory_is_listed_once() -> None:
     assert len(ENTRIES) == 57
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.key)
-def test_an_entry_is_whole(entry: Entry) -> None:
+def test_an_entry_is_whole() -> None:
     """Its cells exist, and printed values come from studies/tables alone."""
-    assert entry.why_not or entry.shows or (entry.study and entry.rows and entry.columns)
-    assert entry.table or not any(row.printed for row in entry.rows)
-    for name in entry.shows:
-        assert get(f"{entry.paper}:{name}").rows
-    if entry.study and not entry.study.drawn and not entry.no_demo:
-        for size in (Size(DEMO), Size(SMALLEST)):
-            assert set(entry.cells()) <= entry.study.experiments(size, 0).keys()
+    for entry in ENTRIES:
+        assert entry.why_not or entry.shows or (entry.study and entry.rows and entry.columns)
+        assert entry.table or not any(row.printed for row in entry.rows)
+        for name in entry.shows:
+            assert get(f"{entry.paper}:{name}").rows
+        if entry.study and not entry.study.drawn and not entry.no_demo:
+            for size in (Size(DEMO), Size(SMALLEST)):
+                assert set(entry.cells()) <= entry.study.experiments(size, 0).keys()
 
 
-@pytest.mark.parametrize("entry", [one for one in ENTRIES if one.table], ids=lambda entry: entry.key)
-def test_a_table_has_the_papers_rows_columns_and_printed_numbers(entry: Entry) -> None:
+def test_a_table_has_the_papers_rows_columns_and_printed_numbers() -> None:
     """All of them, in the paper's order; columns that it does not print stand behind its own."""
-    rows, columns = printed.labels(entry.table)
-    assert [row.title for row in entry.rows] == rows
-    assert [column.title for column in entry.columns][: len(columns)] == columns
-    values = [entry.printed(row, index) for row in entry.rows for index in range(len(entry.columns))]
-    lines = [line for line in csv.DictReader((printed.TABLES / f"{entry.paper}.csv").open(newline="", encoding="utf-8"))
-             if line["table"] == entry.table]  # fmt: skip
-    assert sorted(value for value in values if value != UNPRINTED) == sorted(line["value"] for line in lines)
+    for entry in [one for one in ENTRIES if one.table]:
+        rows, columns = printed.labels(entry.table)
+        assert [row.title for row in entry.rows] == rows
+        assert [column.title for column in entry.columns][: len(columns)] == columns
+        values = [entry.printed(row, index) for row in entry.rows for index in range(len(entry.columns))]
+        lines = csv.DictReader((printed.TABLES / f"{entry.paper}.csv").open(newline="", encoding="utf-8"))
+        expected = sorted(line["value"] for line in lines if line["table"] == entry.table)
+        assert sorted(value for value in values if value != UNPRINTED) == expected
 
 
 def test_how_many_printed_numbers_stand_beside_ours() -> None:
@@ -105,11 +105,11 @@ def test_a_printed_number_that_may_be_a_misprint_is_marked() -> None:
     assert not any(one.doubt for one in printed.tables()["car-mfl:5"].values())
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.key)
-def test_no_two_rows_of_an_entry_show_one_figure(entry: Entry) -> None:
+def test_no_two_rows_of_an_entry_show_one_figure() -> None:
     """PMS-FM's table 3 once had the selected model twice: in its own row, and in that of the global model."""
-    shown = [(row.cell + column.cell, row.about + column.figure) for row in entry.rows for column in entry.columns]
-    assert len(set(shown)) == len(shown)
+    for entry in ENTRIES:
+        shown = [(row.cell + column.cell, row.about + column.figure) for row in entry.rows for column in entry.columns]
+        assert len(set(shown)) == len(shown)
 
 
 def test_the_global_models_accuracy_is_its_own_where_there_is_a_selector(tmp_path: Path) -> None:
@@ -266,9 +266,8 @@ def test_the_list_has_every_row_and_says_why_not() -> None:
 COCO_ELSEWHERE = [word for name in FOLDERS for word in ("--data", f"{name}:.")]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_what_cannot_be_done_is_said() -> None:
+    for words, said in [
         ((), "no table; give PAPER:TABLE"),
         (("feddra:22", "--demo"), "unknown table 'feddra:22'"),
         (("car-mfl:4", "--demo"), "car-mfl:4 has no demo: the counts are of MIMIC's patients; give --root"),
@@ -286,11 +285,9 @@ COCO_ELSEWHERE = [word for name in FOLDERS for word in ("--data", f"{name}:.")]
         (("feddra:2", "--root", ".", "--data", "mimic_cxr"), "--data 'mimic_cxr' is not SOURCE:FOLDER"),
         (("feddra:2", "--root", ".", "--data", "mimc_cxr:."), "--data names mimc_cxr, which alignment"),
         (("creamfl:3", "--root", ".", *COCO_ELSEWHERE), "ag_news: read below --root alone"),
-    ],
-)
-def test_what_cannot_be_done_is_said(words: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
-        ask(*words)
+    ]:
+        with pytest.raises(ValueError, match=re.escape(said)):
+            ask(*words)
 
 
 def test_absent_data_are_named_without_their_path(tmp_path: Path) -> None:
