@@ -34,7 +34,8 @@ Classes by name:
     flare/test_provisioned.py test_a_site_refuses_a_class_that_is_not_on_its_list
         test_the_server_refuses_a_class_that_is_not_on_its_list
 Classes once more:
-    flare/test_class_list.py test_a_hostile_job_is_refused_before_it_starts_with_an_audit_line test_an_honest_job_passes_both
+    flare/test_class_list.py test_a_hostile_job_is_refused_before_it_starts_with_an_audit_line
+        test_an_honest_job_passes_both
 Data sets by name:
     deploy/test_site_config.py test_a_provisioned_site_opens_no_path_that_a_job_brings
         test_no_path_leads_out_of_the_sites_root
