@@ -223,8 +223,8 @@ def section(heading: str) -> str:
     return text("design.md").partition(f"## {heading}\n")[2].partition("\n## ")[0]
 
 
-def test_the_design_names_every_room() -> None:
-    assert set(re.findall(r"^\| `(\w+)` \|", section("2. The rooms"), re.MULTILINE)) == BELOW.keys()
+def test_the_design_names_every_package() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \|", section("2. The packages"), re.MULTILINE)) == BELOW.keys()
 
 
 def test_the_design_names_every_hook_in_its_group() -> None:
