@@ -15,8 +15,7 @@ from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.run.cell_results import HEAD, CellResults, NotRunError, Table
 from studies.claims.ensembles import SITE_RSUM, UNTAUGHT
 from studies.claims.ledger import AVERAGE, PAPERS, SCENARIOS, UNTRAINED, WORST
-from studies.claims.page import CLAIMS, EXPLANATION, HELD, claim_rows, judge
-from studies.claims.scenario import Scenario
+from studies.claims.page import CORRECTED, EXPLANATION, HELD, Results, claim_rows, corrected, judge
 
 RESULTS = Path(__file__).parents[1] / "results"
 SETTLING = 100
@@ -222,16 +221,15 @@ def machines(results: CellResults) -> str:
     return f"{len(results.cells)} cells, run on: {'; '.join(by)}."
 
 
-def section(scenario: Scenario) -> str:
+def section(judged: Results) -> str:
     """All tables of a scenario."""
+    scenario = judged.scenario
     results = loaded(scenario.name)
-    every = figures(results)
-    table, settling = reported(every), reported(every, settling=True)
-    judged = judge(scenario, table, PAPERS)
+    table, settling = judged.table, reported(figures(results), settling=True)
     others = compared(scenario.name, table)
     tables = [
         markdown(("precondition", ""), [(one.text, HELD[held]) for one, held in judged.preconditions]),
-        markdown(CLAIMS, claim_rows(judged)),
+        markdown(CORRECTED, claim_rows(judged)),
         row_table(table, scenario.shown, others),
     ]
     if scenario.name in ("label-skew", "scanner-shift"):
@@ -280,4 +278,5 @@ def figures(results: CellResults) -> Table:
 
 def page() -> str:
     """The page."""
-    return "\n".join([OPENING, *(section(scenario) for scenario in SCENARIOS.values()), teachers()])
+    judged = [judge(one, reported(figures(loaded(one.name))), PAPERS) for one in SCENARIOS.values()]
+    return "\n".join([OPENING, *map(section, corrected(judged)), teachers()])

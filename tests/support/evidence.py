@@ -187,48 +187,48 @@ Containers:
 """
 
 ATTACKS = """
-S1:
+S1, a job whose executor runs a command of its own. It did: it read a site's private key and a report, and copied them:
     flare/test_provisioned.py test_a_site_refuses_a_class_that_is_not_on_its_list
     flare/test_class_list.py test_a_hostile_job_is_refused_before_it_starts_with_an_audit_line
-S2:
+S2, a function in the place of a component. It did: the privacy ledger was moved or overwritten: the budget began anew:
     flare/test_class_list.py test_a_hostile_job_is_refused_before_it_starts_with_an_audit_line
     flare/test_privacy_budget.py test_a_ledger_that_is_gone_is_no_empty_book
-S3:
+S3, one step on two records without weight decay. It did: 59 rows of the word embedding showed the words of reports:
     flare/test_provisioned.py test_a_site_sends_no_update_of_two_records
     faults/test_red_team.py test_no_experiment_tells_of_few_records
     deploy/test_envelope.py test_a_huge_learning_rate_does_not_hide_the_first_batch_among_many
         test_next_to_no_noise_does_not_hide_the_first_batch_either
-S4:
+S4, `dro_batch=2`, `dro_fraction=1e-9`. It did: the exact loss on two records of each site reached the server:
     deploy/test_envelope.py test_no_figure_of_a_few_records_leaves_the_site
     faults/test_red_team.py test_no_experiment_tells_of_few_records
-S5:
+S5, a tensor as the round; a name of 120 MB; a million metrics. It did: the run ended, or saved no checkpoint:
     faults/test_red_team.py test_no_site_hurts_the_run test_without_a_guard_an_update_gets_through
     core/test_gate.py test_refused
     core/test_aggregation.py test_what_no_file_holds_waits_in_memory_for_the_gate
     faults/test_wire.py test_a_value_that_is_no_tensor_costs_its_site_alone_where_another_is_asked_again
-S6:
+S6, ciphertexts of zeros, noise, flipped bytes; values times 10,000. It did: the run ended; weights grew 7,600 times:
     flare/test_encryption.py test_a_bad_ciphertext_costs_its_site_the_round_and_not_the_run
         test_a_change_beyond_the_sites_own_limits_is_not_encrypted
         test_what_only_the_key_can_see_is_seen_at_the_honest_sites
-S7:
+S7, finite weights of 3e38 from one site. It did: every site answered NaN, and the only checkpoint held that mean:
     faults/test_poison.py test_by_default_it_goes_no_further_than_five_of_an_honest_sites_steps
     run/test_rollback.py test_a_poisoned_round_is_undone_by_one_command
     methods/test_pms_fm.py test_one_huge_gradient_does_not_stop_the_selector_for_good
     methods/test_fedfed.py test_pairs_that_would_spoil_the_pool_are_dropped_and_named
-S8:
+S8, one of five sites of 300 records claims 10,000,000. It did: the mean was its update to 99.99 %:
     faults/test_updates.py test_row_7_a_count_is_pinned_by_the_first_reply test_row_7_no_site_has_more_than_its_share
-S9:
+S9, a run named by an absolute path. It did: the server wrote there:
     run/test_simulate.py test_a_name_that_could_lead_out_of_the_runs_is_none
     faults/test_red_team.py test_without_a_guard_a_job_gets_through
-S10:
+S10, a damaged memory at a site. It did: the error told the site's folder:
     core/test_site_error.py test_no_other_text_leaves
     flare/test_privacy_filters.py test_no_path_of_the_site_leaves_in_an_error
     flare/test_job_check.py test_a_job_cannot_have_the_lines_of_a_sites_log_sent_as_events
-S11:
+S11, two processes resume one run. It did: both began:
     run/test_lock.py test_of_two_resumes_at_once_one_wins_and_the_bytes_are_the_same
-S12:
+S12, the hash of a record's id. It did: a record number below 10,000,000 was found in 19 seconds:
     data/test_record_ids.py test_no_record_number_is_found_in_what_a_run_leaves
-S14:
+S14, what the kit is built from. It did: no hashes, two indexes, the base image by tag:
     test_supply_chain.py test_every_file_that_may_be_installed_has_a_hash test_an_altered_file_is_not_installed
     deploy/test_software.py test_nobody_elses_signature_is_taken
     deploy/test_site_doctor.py test_no_other_key_of_the_kit_is_open
