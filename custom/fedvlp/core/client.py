@@ -65,6 +65,25 @@ class MicroBatching(Protocol):
         ...
 
 
+class Trainee:
+    """What training asks of a model beside its forward pass: base class of fedvlp's models, with defaults."""
+
+    micro_batches: MicroBatching | None = None  # None: the towers see whole batches
+
+    @staticmethod
+    def of(model: Any) -> Trainee:
+        """The model; for a plain module one that has the defaults."""
+        return model if isinstance(model, Trainee) else Trainee()
+
+    @property
+    def frozen_prefixes(self) -> tuple[str, ...]:
+        """What the names of frozen tensors begin with: the same at every site, and no part of a State."""
+        return ()
+
+    def set_attention(self, kind: str) -> None:
+        """Chooses how attention is computed (``Training.attention``)."""
+
+
 class StateMismatchError(SiteError, ValueError):
     """A state does not have the tensors that this model has."""
 
@@ -130,7 +149,7 @@ class Client:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """What the training records have, of "image" and "text": what this client can train, and tells the server."""
+        """Modalities of the training records, "image" and "text": what this client can train, and tells the server."""
         return self.data.modalities_in("train")
 
     def here(self, state: State) -> State:
@@ -208,7 +227,7 @@ class Client:
             self._anchor.requires_grad_(False)
             self._anchored = state, own
         self._anchor.eval()
-        self._anchor.micro_batches = getattr(self.model, "micro_batches", None)
+        self._anchor.micro_batches = Trainee.of(self.model).micro_batches
         return self._anchor
 
     def encoded(self, batch: Batch, state: State, own: State | None = None) -> Batch:
@@ -230,7 +249,7 @@ class Client:
     @contextmanager
     def in_micro_batches(self, how: MicroBatching) -> Iterator[None]:
         """Lets the towers of the model, and of its anchor, see micro-batches. Raises ValueError if they cannot."""
-        if not hasattr(self.model, "micro_batches"):
+        if not isinstance(self.model, Trainee):
             raise ValueError(f"{self.name}: this model cannot take micro-batches; set training.micro_batch to 0")
         for name, module in self.model.named_modules():
             normalises = isinstance(module, BatchNorm) and module.training
@@ -278,7 +297,7 @@ class Client:
 
         What the model says is frozen stays so.
         """
-        always = frozen_prefixes(self.model)
+        always = Trainee.of(self.model).frozen_prefixes
         for name, parameter in self.parameters():
             parameter.requires_grad_(trains(name) and not name.startswith(always))
         for child in [*self.model.children(), self.objective]:
@@ -295,21 +314,15 @@ def embedded_texts(client: Client, sentences: Sequence[str], model: nn.Module | 
 
 def named_state(model: nn.Module, objective: nn.Module) -> State:
     """Model and objective as one State, without frozen tensors; the objective's are named ``objective.<path>``."""
-    frozen = frozen_prefixes(model)
+    frozen = Trainee.of(model).frozen_prefixes
     state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(frozen)}
     state.update({OBJECTIVE + name: tensor for name, tensor in objective.state_dict().items()})
     return state
 
 
-def frozen_prefixes(model: Any) -> tuple[str, ...]:
-    """What the names of a model's frozen tensors begin with: the same at every site, and no part of a State."""
-    prefixes: tuple[str, ...] = getattr(model, "frozen_prefixes", ())
-    return prefixes
-
-
 def frozen_tensors(model: Any) -> State:
     """A model's frozen tensors, by their names in it."""
-    prefixes = frozen_prefixes(model)
+    prefixes = Trainee.of(model).frozen_prefixes
     return {name: t for name, t in model.state_dict().items() if name.startswith(prefixes)} if prefixes else {}
 
 

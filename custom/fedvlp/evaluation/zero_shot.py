@@ -27,6 +27,7 @@ from fedvlp.evaluation.downstream import refuse_repeated
 from fedvlp.evaluation.output import new_figure, write_csv, write_png
 from fedvlp.evaluation.retrieval import embed_images
 from fedvlp.methods.prompt_learning import ClassText
+from fedvlp.models.selector import Selector
 
 # Sentences that name a class, for zero-shot classification: severity x kind x location, by class (spec 10.4).
 #
@@ -153,7 +154,7 @@ def class_texts(client: Client, sentences: Texts, new_words: bool = False) -> tu
         directions = {name: one[None] for name, one in zip(sentences, learned, strict=True)}
         return directions, directions, torch.empty(0)
     reports = {name: embedded_texts(client, texts) for name, texts in sentences.items()}
-    if not hasattr(selector, "fused"):
+    if not isinstance(selector, Selector):
         return reports, reports, torch.empty(0)
     if not new_words:
         _refuse_new(selector, sentences)
@@ -264,7 +265,7 @@ def zero_shot(
             image = test_images(client, records, protocol.batch_size)
             by_seed = [class_scores(image, fused, protocol.ensemble) for _, fused, _ in texts]
             scores[site][name] = torch.stack(by_seed).cpu()
-            if name == GLOBAL and own and hasattr(selector, "fused"):
+            if name == GLOBAL and own and isinstance(selector, Selector):
                 probabilities = torch.stack(
                     [site_probabilities(selector, image, reports, words)[:, : len(own)] for reports, _, words in texts]
                 )

@@ -276,10 +276,13 @@ class FederatedController(Controller):
 
         Sites that are asked again in a phase whose quorum holds have as much time as that took, and the grace.
         """
+        # 1. A task for every site; its callbacks put the reply into a queue.
         arrived: queue.Queue[tuple[str, Reply]] = queue.Queue()
         tasks = {site: self._task(site, message, arrived) for site, message in messages.items()}
         for site, task in tasks.items():
             self.send(task, self._fl_ctx, targets=[site])
+
+        # 2. The replies as they come, until all are here or the grace after the quorum is over.
         waiting = set(tasks)
         assert self._federation is not None
         began = time.monotonic()
@@ -306,6 +309,7 @@ class FederatedController(Controller):
                     self._quorum_took = came - began
                     deadline = came + self.grace
         finally:
+            # 3. The tasks of sites that are late end, also when the run does.
             for site in waiting:
                 self.cancel_task(tasks[site], fl_ctx=self._fl_ctx)
         for site in sorted(waiting):

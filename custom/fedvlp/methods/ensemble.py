@@ -38,8 +38,8 @@ class PublicEnsemble(Method):
 
     ``kd_weight=0`` without a public pass leaves the server training on P alone. A modality that no site supplied is
     not distilled. A site's model, and its last representations, stay in its memory; its first weights are its own
-    (``client.initial``), so before round 0 no two sites represent anything alike. The server distils the very inputs
-    that the sites represented, without augmentation.
+    (``client.initial``), so before round 0 no two sites have similar representations. The server distils the very
+    inputs that the sites represented, without augmentation.
     """
 
     uses_public: ClassVar[bool] = True

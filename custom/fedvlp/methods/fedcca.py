@@ -204,8 +204,11 @@ def heads(method: FedCCA, mean: State, state: State) -> State:
         # Vectors get unit length. Beside so long a coordinate that hardly depends on the image, and changes no feature.
         offset[-1] = 3 * method.tower
     solved = {
-        image_weight: image, image_bias: offset - image @ m_x, text_weight: text, text_bias: -text @ m_t,
-    }  # fmt: skip
+        image_weight: image,
+        image_bias: offset - image @ m_x,
+        text_weight: text,
+        text_bias: -text @ m_t,
+    }
     return {name: tensor.to(state[name].dtype) for name, tensor in solved.items()}
 
 

@@ -99,7 +99,7 @@ class Selection(SoftPull):
 
     def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
         selector: Any = client.extra
-        if message.phase != "personal" or not hasattr(selector, "text"):
+        if message.phase != "personal" or selector is None or not selector.config.fuses_text:
             return super().losses(client, batch, message)
         output = client.model(batch)
         return {**client.objective(output, batch), "fusion": self.fusion_loss(client, message, output.text, batch)}
