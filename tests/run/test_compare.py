@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.finished import finished
 from support.presets import SMALL
 
 from fedvlp.core.method import Method
@@ -24,7 +25,6 @@ from fedvlp.run.evaluate import last_server, own_models
 from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import summary
-from fedvlp.run.simulate import simulate
 
 STEPS = 8
 COHORT = SyntheticCohort(sites=2, size=160, image_size=36, test_rows=36)
@@ -35,10 +35,7 @@ BASE = replace(
 
 
 def run(root: Path, name: str, method: Method, base: Experiment = BASE) -> RunFolder:
-    experiment = replace(base, name=name, method=method)
-    folder = RunFolder.create(root, experiment)
-    simulate(experiment, folder)
-    return folder
+    return finished(root, replace(base, name=name, method=method))
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +126,7 @@ def test_the_command_writes_a_page_as_well(tmp_path: Path, three: list[RunFolder
 
 
 def test_a_run_is_not_ahead_of_itself_repeated(root: Path, three: list[RunFolder]) -> None:
+    """That a repetition has the same bytes is proved where runs are (run/test_simulate.py)."""
     again = run(root, "fedavg", FedAvg(local_steps=STEPS))
     twice = compare([three[2], again])
     assert [row.name for row in twice.models] == [INITIAL, "fedavg/001", "fedavg/002"]
