@@ -52,7 +52,7 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint, identity, override
 from fedvlp.run.experiment import Experiment, Partition
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 SITE = "st-anna"
 LIGHT = {"model__image_size": 24, "model__max_tokens": 16, "model__init": ""}  # where the towers do not matter
 METRICS = ["loss/*", "val/*", "test/*", "probe/*", "seconds"]
