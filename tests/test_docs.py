@@ -327,6 +327,12 @@ def test_pages_of_the_methods_are_short() -> None:
     assert {page.name for page in DOCS if page.parent.name == "methods" and page.stat().st_size > 21_200} == set()
 
 
+def test_no_asterisk_of_a_formula_is_taken_for_emphasis() -> None:
+    r"""Markdown would swallow both of "al*(x), al*(y)"; in text they are written \*."""
+    prose = re.sub(r"(?m)^    .*  .*$|`[^`]*`|\*\*|\\\*|(?<= )\*[a-zA-Z ]+\*", "", methods_text())
+    assert [line for line in prose.splitlines() if "*" in line] == []
+
+
 def test_every_method_has_its_section_and_its_presets_are_real() -> None:
     """A method without a table has no settings of its own: its row in section 9 names it."""
     from fedvlp.run.presets import PRESETS
