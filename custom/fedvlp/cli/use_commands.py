@@ -178,7 +178,7 @@ def explore(
     split: Split = None,
     address: Annotated[
         str,
-        typer.Option("--host", help="Address to listen on. At any but this machine's own, others see the films too."),
+        typer.Option("--host", help="Address to listen on. At any but this machine's own, others see the images too."),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = 7860,
     cache: Cache = None,
@@ -203,7 +203,7 @@ def explore(
         if not serve.is_loopback(opened):
             print(f"CAUTION: {serve.SEEN_BY_OTHERS}", file=sys.stderr)
         with serve.own_folder():
-            served = page(explorer)
+            served = page(explorer, names=serve.is_loopback(opened))
             print(f"{serve.address(opened)}  {count:,} records; Ctrl-C ends the page", flush=True)
             serve.serve(served, opened)
 

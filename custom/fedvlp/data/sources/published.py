@@ -453,6 +453,7 @@ class Published:
             subgroups=subgroups,
             subgroup_names=subgroup_names,
             stored=None if images is None else pick(images.stored),
+            files=None if listing.files is None else pick(listing.files),
         )
 
     @property
