@@ -27,7 +27,8 @@ from fedvlp.training.config import DeviceError
 
 log = logging.getLogger(__name__)
 
-TOP = 3  # reports shown for a film
+TOP = 3  # reports shown for an image
+SIDE = 600  # of an image, pixels
 SITES = 6  # sites of which films are shown
 POINTS = 300  # records of a site on the map, at most
 LETTERS = 600  # of a report, at most
@@ -107,7 +108,7 @@ def _site(run: FinishedRun, site: str, image: Tensor, reports: Tensor) -> str:
             said = _marked(cohort.reports[rows[query]], findings)
             listed += _report(own, said, True, float(image[query] @ reports[query]))
         first = f"{site}: its own report is number {own} of {len(reports)}"
-        picture = f'<img alt="a test image of {text(site)}" src="{film(cohort.images(rows[[query]])[0])}">'
+        picture = f'<img alt="a test image of {text(site)}" src="{film(cohort.original(int(rows[query]), SIDE))}">'
         out += f"<div>{picture}<div><h3>{text(first)}</h3><ol>{listed}</ol></div></div>"
     return out
 
