@@ -20,11 +20,9 @@ from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Upd
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.methods import METHODS
-from fedvlp.methods.ensemble import PublicEnsemble
 
 Spoil = Callable[[Update], Any]
 BIAS = "text_head.bias"
-REPRESENTATIONS = [name for name, kind in METHODS.items() if issubclass(kind, PublicEnsemble)]
 
 
 class Spoiled:
