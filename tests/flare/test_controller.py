@@ -261,13 +261,6 @@ def test_the_grace_begins_once_and_is_not_prolonged_by_later_replies(make: Make)
     assert dropped(flare)[0] == {"c": "no reply within 10 s of the quorum"}
 
 
-def test_before_the_quorum_there_is_no_grace(make: Make) -> None:
-    """One good reply of two that are needed: the others are waited for, however long it takes up to the task's time."""
-    flare = make({("b", 0): Fate(train=900.0), ("c", 0): Fate(train=905.0)})
-    flare.submit(grace=10.0, task_timeout=1000)
-    assert dropped(flare)[0] == {}
-
-
 def test_an_error_does_not_count_for_the_quorum(make: Make, tmp_path: Path) -> None:
     """a fails at 1.2 s, b replies at 1.2 s, c, which makes the quorum of two, only at 30.2 s: it is waited for."""
     failed = Fate(change=lambda reply: messages.send_failure(Failure(FailureKind.FAILED, "ValueError")))
