@@ -42,7 +42,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
     """A federation and the sites alone, on films and reports in files with labels."""
     root = tmp_path_factory.mktemp("own")
     write(SyntheticCohort(sites=2, size=120, image_size=36), root)
-    source = TableSource(str(root / "pairs.csv"), image_size=36, label_columns="Edema,Pleural Effusion")
+    source = TableSource(
+        str(root / "pairs.csv"), image_size=36, label_columns="Edema,Pleural Effusion", burned_in="header"
+    )
     folders = {}
     for name, method in (("federated", FEDERATED), ("alone", SITES_ALONE)):
         experiment = replace(SMALL, name=name, method=method, data=source, rounds=Rounds(rounds=1))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.finished import finished
 from support.presets import SMALL
+from support.report_pages import undrawn
 
 from fedvlp.core.method import Method
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
@@ -117,7 +118,8 @@ def test_the_command_writes_a_page_as_well(tmp_path: Path, three: list[RunFolder
     from fedvlp.cli import app
 
     page = tmp_path / "page.html"
-    done = CliRunner().invoke(app, ["compare", *(str(of.path) for of in three[1:]), "--html", str(page)])
+    with undrawn():
+        done = CliRunner().invoke(app, ["compare", *(str(of.path) for of in three[1:]), "--html", str(page)])
     assert done.exit_code == 0, done.output
     assert f"page {page}" in done.output.replace("\n", "")
     written = page.read_text(encoding="utf-8")
@@ -155,7 +157,8 @@ def test_runs_of_one_name_and_number_are_two_runs(
     assert average["second/fedavg/001"] == pytest.approx(measured(three[2], "trained", names.IN_BATCH)[0])
     assert average["first/fedavg/001"] != average["second/fedavg/001"]
     assert two.ahead[0].average.value == pytest.approx(average["second/fedavg/001"] - average["first/fedavg/001"])
-    done = CliRunner().invoke(app, ["compare", *(str(of.path) for of in folders), "--html", "page.html"])
+    with undrawn():
+        done = CliRunner().invoke(app, ["compare", *(str(of.path) for of in folders), "--html", "page.html"])
     assert done.exit_code == 0, done.output
     written = Path("page.html").read_text(encoding="utf-8")
     assert all(run in written for run in two.runs)
