@@ -29,7 +29,7 @@ from fedvlp.run.config import override
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GUIDES = [path for folder in ("provisioning", "poc", "studies", "tests") for path in (ROOT / folder).rglob("*.md")]
 
 ELSEWHERE = {

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support import programs
@@ -71,7 +72,7 @@ def module(name: str, folder: Path) -> Any:
 
 
 def test_the_page_has_a_file_of_every_kind(tmp_path: Path) -> None:
-    assert len(FILES) == PAGE.count("```python") == 5
+    assert len(FILES) == PAGE.count("```python") == 6
     tables = {table for name in FILES for table in plugins.TABLES if hasattr(module(name, tmp_path), table)}
     assert tables == set(plugins.TABLES)
     assert all(f"`{table}`" in PAGE for table in plugins.TABLES)
@@ -116,6 +117,15 @@ def test_the_evaluation_by_hand(tmp_path: Path) -> None:
     around = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
     expected = math.log((2 * math.exp(-4) + math.exp(-8)) / 3)
     assert measures.uniformity(around) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_dataset_of_arrays_is_a_cohort(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 20, 20)).astype(np.uint8)
+    patients = [str(row) for row in range(12)]
+    np.savez(tmp_path / "pairs.npz", image=pixels, report=["no acute finding"] * 12, patient=patients)
+    cohort = module("my_dataset.py", tmp_path).PairsSource(path=str(tmp_path / "pairs.npz"), image_size=36).build()
+    assert (len(cohort), set(cohort.reports)) == (12, {"no acute finding"})
+    assert cohort.images(np.arange(12)).std() > 30
 
 
 def test_the_source_reads_what_was_written(tmp_path: Path) -> None:

@@ -43,9 +43,10 @@ class Served:
     def __init__(self) -> None:
         self.explorer: Explorer | None = None
         self.loopback: bool | None = None
+        self.names: bool | None = None  # of files, whether they are shown
 
-    def page(self, explorer: Explorer) -> Any:
-        self.explorer = explorer
+    def page(self, explorer: Explorer, names: bool) -> Any:
+        self.explorer, self.names = explorer, names
 
     def serve(self, _: Any, opened: socket.socket) -> None:
         self.loopback = serve.is_loopback(opened)
@@ -70,6 +71,7 @@ def test_it_serves_this_machine_alone(served: Served) -> None:
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+  24 records; Ctrl-C ends the page", last)
     assert done.stderr == ""
     assert served.loopback
+    assert served.names
     assert served.explorer is not None
     assert len(served.explorer.near_phrase("left effusion", 3)) == 3
 
@@ -78,8 +80,9 @@ def test_another_address_is_a_caution(served: Served) -> None:
     command = "explore runs/run/001 --data table:pairs.csv --split test --port 0 --host 0.0.0.0"
     done = CliRunner().invoke(app, shlex.split(command))
     assert done.exit_code == 0, done.output
-    assert "CAUTION: whoever reaches this port, from any machine, sees the films and reports" in done.stderr
+    assert "CAUTION: whoever reaches this port, from any machine, sees the images and reports" in done.stderr
     assert served.loopback is False
+    assert served.names is False, "names of files are for this machine's own user"
     assert served.explorer is not None
     assert 0 < len(served.explorer) < 24
 

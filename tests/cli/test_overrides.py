@@ -248,6 +248,13 @@ def test_a_cache_is_for_files_alone(tmp_path: Path) -> None:
         configured("fedavg", None, None, None, cache=tmp_path)
 
 
+def test_a_seed_is_that_of_the_run_and_of_its_data_and_a_setting_goes_before_it() -> None:
+    seeded = configured("feddra", None, None, None, seed=7)
+    assert (seeded.rounds.seed, seeded.data.seed) == (7, 7)
+    both = configured("feddra", None, None, ["data.seed=3"], seed=7)
+    assert (both.rounds.seed, both.data.seed) == (7, 3)
+
+
 def test_settings_may_stand_in_any_order() -> None:
     """A ViT of published weights cannot have the shipped start: each setting alone is refused, and the two are not."""
     from fedvlp.cli.overrides import overridden

@@ -28,7 +28,7 @@ from fedvlp.run.folder import RunFolder
 from fedvlp.run.presets import PRESETS
 from fedvlp.run.pretrain import (
     COMMAND,
-    Comparison,
+    TowerComparison,
     checkable,
     compare,
     held_out,
@@ -192,7 +192,7 @@ def test_the_shipped_are_made_by_their_preset_alone_wherever_it_runs(tmp_path: P
 )
 def test_on_another_machine_the_recall_must_be_that_which_is_recorded(now: float, said: str) -> None:
     """Three standard errors of 1.2 points around 62 are 58.4 to 65.6."""
-    found = Comparison(False, False, (62.0, now + (0.01 if now > 62 else -0.01)), 1.2, {})
+    found = TowerComparison(False, False, (62.0, now + (0.01 if now > 62 else -0.01)), 1.2, {})
     assert said in found.problem
     assert bool(found.problem) == bool(said)
     assert replace(found, same_bytes=True).problem == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -112,7 +113,7 @@ def full(first: str, site: str, seed: int, **changes) -> Cohort:
         "questions": lambda rows: [() for _ in rows],
         "sentences": lambda report: [(report, np.zeros(2, dtype=np.float32))],
         "subgroups": np.array([["F"], ["M"]]), "subgroup_names": ("sex",),
-        "stored": (f"{first} PNG", f"{first} TIFF"),
+        "stored": (f"{first} PNG", f"{first} TIFF"), "files": (Path(f"{first}.png"), None),
     }  # fmt: skip
     return Cohort(**{**values, **changes})
 
@@ -124,9 +125,9 @@ def test_what_becomes_of_every_field_when_cohorts_are_joined():
     assert {f.name for f in fields(Cohort)} == {
         "ids", "patients", "studies", "reports", "labels", "label_names", "splits", "sites", "images", "fingerprint",
         "imaged", "report_from", "phi", "private", "masks", "questions", "sentences", "channels", "subgroups",
-        "subgroup_names", "stored",
+        "subgroup_names", "stored", "files",
     }, "a new field: say below how it is joined"  # fmt: skip
-    for name in ("ids", "patients", "studies", "reports", "sites", "report_from", "stored"):
+    for name in ("ids", "patients", "studies", "reports", "sites", "report_from", "stored", "files"):
         assert getattr(both, name) == getattr(one, name) + getattr(other, name), name
     for name in ("labels", "splits", "imaged", "subgroups"):
         assert getattr(both, name).tolist() == getattr(one, name).tolist() + getattr(other, name).tolist(), name

@@ -25,8 +25,8 @@ from fedvlp.evaluation.zero_shot import (
     NAMED,
     PROMPTS,
     SELECTED,
-    Choices,
     Result,
+    SelectorChoices,
     ZeroShot,
     _judge,
     choose,
@@ -421,7 +421,7 @@ def test_files(tmp_path: Path) -> None:
     for row in rows:
         if row["model"] == GLOBAL and row["site"] in areas:
             assert float(row["macro_auc"]) == pytest.approx(areas[row["site"]])
-    assert len(write_results(results, [Choices("s", {})][:0], tmp_path / "plain", "x")) == 2
+    assert len(write_results(results, [SelectorChoices("s", {})][:0], tmp_path / "plain", "x")) == 2
 
 
 SMALL = Experiment(

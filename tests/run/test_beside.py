@@ -126,7 +126,7 @@ def test_the_verdict_is_of_the_strongest_reason_against() -> None:
             ({START: -1, CHANCE: 0}, "worth less than what it started from: R@1 9.0 [6.0, 12.0] against 13.0."),
             ({START: 1, CHANCE: 0}, "shows no more than chance: R@1"),
             ({START: 0, CHANCE: 1}, "shows no more than what it started from: R@1"),
-            ({START: 1, CHANCE: 1, ALONE: 0}, "; it is not told apart from each site alone: R@1"),
+            ({START: 1, CHANCE: 1, ALONE: 0}, "; it does not differ significantly from each site alone: R@1"),
             ({START: 1, CHANCE: 1, POOLED: -1}, "worth more than what it started from"),
         ]:  # fmt: skip
         said = verdict([row(other, side) for other, side in sides.items()])

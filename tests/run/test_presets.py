@@ -73,6 +73,10 @@ def test_the_terms_on_which_methods_are_compared_are_known() -> None:
     """
     demos = {name: PRESETS[name] for name in METHODS if PRESETS[name].partition == Partition()}
     first, nova = PRESETS["fedavg"], demos.pop("fednova")
+    for name in ("prompt-learning", "clip-adapter"):  # they train what stands beside a frozen pair
+        assert (
+            replace(demos.pop(name), name=first.name, method=first.method, extra=None, training=first.training) == first
+        )
     assert not demos.pop("fedcca").method.steps("moments"), "its first round has no steps, and its heads are linear"
     assert demos.keys() == STEPS.keys()
     assert replace(nova, name=first.name, method=first.method) == first
