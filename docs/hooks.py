@@ -25,7 +25,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         pages += sorted((ROOT / folder).rglob("*.md"))
     linked = {target for page in pages for target in links(page)}.difference(pages)
     site = [file for file in files if file.src_dir != config.docs_dir]
-    for path in [*pages, *sorted(linked), ROOT / "docs" / "site.css"]:
+    own = [ROOT / "docs" / "site.css", ROOT / "docs" / "iframe-worker.js"]
+    for path in [*pages, *sorted(linked), *own]:
         site.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
     return Files([*site, File.generated(config, "docs/api.md", content=api())])
 

@@ -203,7 +203,7 @@ def explore(
         if not serve.is_loopback(opened):
             print(f"CAUTION: {serve.SEEN_BY_OTHERS}", file=sys.stderr)
         with serve.own_folder():
-            served = page(explorer)
+            served = page(explorer, names=serve.is_loopback(opened))
             print(f"{serve.address(opened)}  {count:,} records; Ctrl-C ends the page", flush=True)
             serve.serve(served, opened)
 
