@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from support import programs
-from support.extending import COMMANDS, FILES, PAGE, prepare
 from support.plugins import fresh
 from support.simulator import assert_same_metrics
 from typer.testing import CliRunner
@@ -26,6 +25,8 @@ from typer.testing import CliRunner
 from fedvlp.cli import app, new_command
 from fedvlp.core.types import VLOutput
 from fedvlp.data.report_text import clean_report
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
+from fedvlp.data.synthetic.files import write
 from fedvlp.run import plugins, presets
 from fedvlp.run.config import choose, override
 from fedvlp.run.folder import RunFolder
@@ -34,6 +35,28 @@ BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[1]
 KILLED = "fedvlp simulate my-method --plugin my_method.py"
 SMALL = {"method.local_steps": "2", "training.batch_size": "16"}
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+FILE = re.compile(r"^\*\*`(\w+\.py)`\*\*\n\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FILES: dict[str, str] = dict(FILE.findall(PAGE))
+COMMANDS = [
+    line.removeprefix("$ ")
+    for block in re.findall(r"^```console\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    for line in block.splitlines()
+]
+
+
+def prepare(folder: Path, studies: int = 300) -> None:
+    """What the page's commands find in ``folder``: its files (but those that a command writes), and some films."""
+    for name, text in FILES.items():
+        if name != "my_method.py":
+            (folder / name).write_text(text, encoding="utf-8")
+    cohort = SyntheticCohort(sites=2, size=studies, image_size=72).build()
+    films = folder / "films"
+    for image in (write(cohort, films).parent / "images").iterdir():
+        image.rename(films / image.name)
+    with (films / "records.jsonl").open("w", encoding="utf-8") as lines:
+        for row, (report, patient) in enumerate(zip(cohort.reports, cohort.patients, strict=True)):
+            lines.write(json.dumps({"image": f"{row:06d}.png", "report": report, "patient": patient}) + "\n")
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Frozen published towers on real films: FedDRA beside FedAvg, sites alone, and all records together.
+"""Frozen published towers on real X-rays: FedDRA beside FedAvg, sites alone, and all records together.
 
     fedvlp towers fetch lite0 && fedvlp towers fetch minilm
     python studies/programs/real_towers.py [--data ../shared/data/real-cxr] [--seeds 0-4] [--quick]

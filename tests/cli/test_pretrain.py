@@ -5,17 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import os
-import signal
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from support import programs
+from support.mistakes import taken_otherwise
 from support.presets import MODEL
 from typer.testing import CliRunner
 
-from fedvlp.cli import app, main, stopping
+from fedvlp.cli import app, stopping
 from fedvlp.cli.overrides import configured
 from fedvlp.cli.start_commands import _recall, _told
 from fedvlp.data.sources.table import TableSource
@@ -212,18 +211,11 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("arguments", MISTAKES)
 def test_a_mistake_is_one_line_and_nothing_is_written(
-    arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["fedvlp", *arguments.split()])
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    assert MISTAKES[arguments] in error
+    assert taken_otherwise(MISTAKES, monkeypatch, capsys) == {}
     assert list(tmp_path.iterdir()) == []
 
 

@@ -25,6 +25,10 @@ Setting = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, e.g. method.rho=0.1; may be repeated.")
 ]
 
+Seed = Annotated[
+    int | None, typer.Option(min=0, help="Of the run, and of data that are generated or split; default: the preset's.")
+]
+
 Start = Annotated[
     str | None,
     typer.Option(
@@ -118,6 +122,7 @@ def configured(
     like: Experiment | None = None,
     travels: bool = False,
     start: str | None = None,
+    seed: int | None = None,
 ) -> Experiment:
     """A preset with the choices of the command line: ``data``, number of ``sites``, and ``settings`` "key=value".
 
@@ -125,7 +130,7 @@ def configured(
     ``at``: a data set for each site, "NAME=SOURCE:FOLDER", in place of ``data``. ``cache``: folder for decoded images.
     ``like``: a run on whose terms it is (``run.terms.like``). Weights to start from are named with their checksum.
     ``start``: a model to start from (``run.start.begin``). ``travels``: it is for other machines, so that paths in
-    ``settings`` stay as they are; else they become absolute.
+    ``settings`` stay as they are; else they become absolute. ``seed``: as a sweep sets it; ``settings`` go before it.
     Raises ValueError for an unknown preset, data or setting.
     """
     if sites is not None and sites < 1:
@@ -152,6 +157,10 @@ def configured(
         experiment = _on_data(experiment, chosen, settings or [])
     if sites is not None:
         experiment = _with_sites(experiment, sites, chosen)
+    if seed is not None:
+        from fedvlp.run.sweep import seeded
+
+        experiment = seeded(experiment, experiment.name, seed)
     experiment = overridden(experiment, settings)
     if sites is not None and isinstance(experiment.data, TableSource) and experiment.data.names_sites():
         raise ValueError(

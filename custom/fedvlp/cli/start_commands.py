@@ -13,6 +13,7 @@ from fedvlp.cli.overrides import (
     AcceptAll,
     AcceptKinds,
     Plugins,
+    Seed,
     Setting,
     accepted,
     configured,
@@ -47,6 +48,7 @@ def pretrain(
     ] = None,
     data: Annotated[str | None, typer.Option(help="Public records: synthetic, table:PATH.csv or SOURCE:PATH.")] = None,
     settings: Setting = None,
+    seed: Seed = None,
     runs: Runs = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with.")] = None,
     accept_phi_risk: AcceptAll = False,
@@ -71,7 +73,7 @@ def pretrain(
 
     refuse_other_folder(out)
     if resume is None:
-        experiment = configured(preset or TINY_POOL, data, None, settings)
+        experiment = configured(preset or TINY_POOL, data, None, settings, seed=seed)
     else:
         folder, experiment = resumed(context, resume, preset, WITH_RESUME, "--preset")
     expected = checkable(experiment) if check else ""

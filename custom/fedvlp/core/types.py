@@ -214,9 +214,13 @@ def group(name: str) -> str:
     return "encoder" if seen in ("adapter", "private") else seen
 
 
+PRIVATE = "objective.extra.private."
+"""Tensors of what a method trains beside the model and that never leave their site."""
+
+
 def is_private(name: str) -> bool:
-    """Whether a tensor is of an adapter that never leaves its site (models/adapters.py)."""
-    return name.partition(".")[0].endswith("_private")
+    """Whether a tensor never leaves its site: of an adapter (models/adapters.py), or a method's own."""
+    return name.partition(".")[0].endswith("_private") or name.startswith(PRIVATE)
 
 
 MODALITIES = ("image", "text")

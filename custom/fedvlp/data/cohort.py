@@ -8,13 +8,16 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from fedvlp.core.site_error import SiteError
+from fedvlp.data.radiograph import ImageAccessError, UnreadableImageError, read_radiograph, shape_of_file
 
 # Questions about images with what people answered: what an evaluation of visual question answering reads.
 #
@@ -111,6 +114,7 @@ class Cohort:
     subgroups: np.ndarray | None = None  # [N, G] str: sex, age, ... of each row, "" unknown; only evaluations read them
     subgroup_names: tuple[str, ...] = ()  # G names, each once
     stored: tuple[str, ...] | None = None  # how each row's file stores its image ("PNG, 8 bits, grey"), "" not known
+    files: tuple[Path | None, ...] | None = None  # of each row's image, on this machine; only its owner's eyes see them
 
     def __post_init__(self) -> None:
         n = len(self.ids)
@@ -216,6 +220,19 @@ class Cohort:
         """[N] bool: which rows have an image."""
         return np.ones(len(self), dtype=bool) if self.imaged is None else np.asarray(self.imaged)
 
+    def original(self, row: int, longest: int) -> np.ndarray:
+        """The image of a row as its file has it, uint8 [H, W] or [H, W, 3], the longer side at most ``longest`` pixels.
+
+        As decoded for training, where the file is not known or cannot be read any more.
+        """
+        file = self.files[row] if self.files else None
+        if file is not None:
+            with suppress(UnreadableImageError, ImageAccessError):
+                longest = min(longest, max(shape_of_file(file)))
+                whole = read_radiograph(file, longest, burned_in=True, colour=self.channels == 3)
+                return whole.round().astype(np.uint8)
+        return np.asarray(self.images(np.array([row]))[0])
+
     def has_report(self) -> np.ndarray:
         """[N] bool: which rows have a report."""
         return np.array([report != "" for report in self.reports], dtype=bool)
@@ -295,6 +312,7 @@ class Cohort:
             subgroups=subgroups,
             subgroup_names=subgroup_names,
             stored=tuple(chain.from_iterable(cohort.stored or ("",) * len(cohort) for cohort in cohorts)),
+            files=tuple(chain.from_iterable(cohort.files or (None,) * len(cohort) for cohort in cohorts)),
         )
 
 

@@ -26,6 +26,7 @@ from fedvlp.evaluation.classification import auc, refuse_nan
 from fedvlp.evaluation.downstream import refuse_repeated
 from fedvlp.evaluation.output import new_figure, write_csv, write_png
 from fedvlp.evaluation.retrieval import embed_images
+from fedvlp.methods.prompt_learning import ClassText
 from fedvlp.models.selector import Selector
 
 # Sentences that name a class, for zero-shot classification: severity x kind x location, by class (spec 10.4).
@@ -148,6 +149,10 @@ def class_texts(client: Client, sentences: Texts, new_words: bool = False) -> tu
     Without a selector e_f is e_r, and there are no words. Raises ValueError for such classes without ``new_words``.
     """
     selector: Any = client.extra
+    if isinstance(selector, ClassText):  # it has learned what the classes are called
+        learned = selector.directions(client.model, list(sentences))
+        directions = {name: one[None] for name, one in zip(sentences, learned, strict=True)}
+        return directions, directions, torch.empty(0)
     reports = {name: embedded_texts(client, texts) for name, texts in sentences.items()}
     if not isinstance(selector, Selector):
         return reports, reports, torch.empty(0)
@@ -303,8 +308,9 @@ def pick(scores: Tensor, choice: Tensor) -> Tensor:
 
 
 def test_images(client: Client, records: Any, batch_size: int) -> Tensor:
-    """Unit vectors [N, d] of the test images."""
-    return torch.cat([*embed_images(client.model, records.batches(TEST, batch_size, drop_last=False))])
+    """Unit vectors [N, d] of the test images, as what stands beside the model changes them."""
+    vectors = torch.cat([*embed_images(client.model, records.batches(TEST, batch_size, drop_last=False))])
+    return client.extra.images(vectors) if isinstance(client.extra, ClassText) else vectors
 
 
 def test_labels(records: Any, batch_size: int) -> Tensor:

@@ -210,7 +210,7 @@ def rows(folder: RunFolder) -> list[Beside]:
     shown = [start, _against(r1, trained, CHANCE, of[TRAINED].chance)]
     for row in measured:
         if (row.figure, row.over, row.k) == (TRAINED, TOGETHER, 1):
-            shown.append(_against("R@1 among the records of all sites", row.recall, ORACLE, row.oracle))
+            shown.append(_against("R@1 among the studies of all sites", row.recall, ORACLE, row.oracle))
     shown += _beside_tower(folder)
     for name, other in _siblings(folder):
         alike = [row for row in other if _kind(row) == _kind(of[TRAINED])]
@@ -279,7 +279,7 @@ def verdict(shown: Sequence[Beside]) -> str:
     if any(row.other in (START, CHANCE) for row in level):
         return f"This run shows no more than {_listed(level)}."
     said = f"This run is worth more than {_listed(above)}"
-    return f"{said}; it is not told apart from {_listed(level)}." if level else f"{said}."
+    return f"{said}; it does not differ significantly from {_listed(level)}." if level else f"{said}."
 
 
 def _listed(shown: Sequence[Beside]) -> str:
@@ -289,5 +289,5 @@ def _listed(shown: Sequence[Beside]) -> str:
 def _for_card(shown: Sequence[Beside]) -> str:
     """The same for the model card, in Markdown."""
     lines = [f"| {row.what} | {row.of_run} | {row.other} | {row.of_other} |" for row in shown]
-    head = "| figure on the test split | these weights | held against | its figure |"
+    head = "| metric on the test split | these weights | held against | its metric |"
     return "\n".join([verdict(shown), "", head, "|---|---|---|---|", *lines])

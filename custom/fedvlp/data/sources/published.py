@@ -451,6 +451,7 @@ class Published(DataSource):
             subgroups=subgroups,
             subgroup_names=subgroup_names,
             stored=None if images is None else pick(images.stored),
+            files=None if listing.files is None else pick(listing.files),
         )
 
 

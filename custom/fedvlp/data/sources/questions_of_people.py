@@ -142,7 +142,7 @@ FOLDERS = ("mimiccxrvqa/dataset", "dataset")
 class EHRXQASource(Published):
     """``train.json``, ``valid.json`` and ``test.json``, with answers: one row a question, in the published splits.
 
-    The text is question and answer (methods.md, 10.1); several answers are joined by "and". A film with several
+    The text is question and answer (spec 10.1); several answers are joined by "and". A film with several
     questions has several rows, of one study. The films, the patients and so the hashed ids are MIMIC-CXR's.
     """
 
