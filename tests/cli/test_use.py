@@ -253,7 +253,7 @@ MISTAKES = {
     "explain run images/000003.png ' ' --out map.png": "explain: the phrase is empty",
     "explain run images/000003.png edema --out map.png --square 1": "a square of 1 pixels; expected 2 to 32",
     "explain run images/000003.png edema --out map.png --by attention": "no map by 'attention'; there are: occlusion",
-    "explain run images/000003.png edema --out images/../images/000003.png": "--out is the film itself, which the",
+    "explain run images/000003.png edema --out images/../images/000003.png": "--out is the image itself, which the",
     "explain run notes.txt edema --out map.png": "the film cannot be used: unsupported image format",
     "explain classifier images/000003.png edema --out map.png": "compares no films with texts",
     "export run --to tim --out x": "did you mean 'timm'?; there are: timm, huggingface, onnx, open_clip, monai-bundle",
