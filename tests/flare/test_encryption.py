@@ -52,7 +52,7 @@ ROUNDS = Rounds(rounds=3, evaluate_every=1).of_encrypted()
 
 @pytest.fixture(scope="module")
 def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the contexts that FLARE's HEBuilder makes, with the parameters of PRIVACY.md."""
+    """A folder with the contexts that FLARE's HEBuilder makes, with the parameters of ENCRYPTION.md."""
     from nvflare.lighter.impl.he import HEBuilder
 
     folder = tmp_path_factory.mktemp("kit")
