@@ -42,7 +42,7 @@ def claims(
     from fedvlp.run.cells import measured
     from fedvlp.run.config import choose
     from studies.claims.ledger import PAPERS, SCENARIOS
-    from studies.claims.page import CLAIMS, HELD, as_page, claim_rows, figure_rows, judge
+    from studies.claims.page import CORRECTED, HELD, as_page, claim_rows, corrected, figure_rows, judge
     from studies.claims.scenario import cells_of, methods_of
 
     asked = [choose("paper", name, "", dict.fromkeys(PAPERS, name)) for name in papers or PAPERS]
@@ -70,8 +70,10 @@ def claims(
             console.print(f"{HELD[held]}: {condition.text}", highlight=False)
         heading, *figures = upright([("method", *one.shown), *figure_rows(judged)])
         console.print(plain_table(one.name, heading, figures))
-        console.print(plain_table("claims", CLAIMS, claim_rows(judged), right=False))
         console.print(origin(table), highlight=False)
+    every = corrected(every)
+    for judged in every:
+        console.print(plain_table(f"claims, {judged.scenario.name}", CORRECTED, claim_rows(judged), right=False))
     runs.mkdir(parents=True, exist_ok=True)
     save_text(runs / "claims.html", as_page(every))
     print(f"wrote {runs / 'claims.html'}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,9 +48,8 @@ def test_rows_refuses_what_is_not_there():
         cohort(sites=None).rows("train", "north")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_inconsistent_tables_are_refused():
+    for changes, message in [
         ({"reports": ("x",)}, "reports has 1 rows, ids has 4"),
         ({"sites": ("north",)}, "sites has 1 rows"),
         ({"ids": ("a", "a", "a", "d")}, "2 of 4 are repeated"),
@@ -57,11 +57,9 @@ def test_rows_refuses_what_is_not_there():
         ({"labels": np.zeros((4, 1))}, "float64, expected float32"),
         ({"labels": np.full((4, 1), 2, np.float32)}, "4 labels are not 1, 0"),
         ({"splits": np.array(["train", "train", "val", "valid"])}, "1 of 4 rows are in no split of"),
-    ],
-)
-def test_inconsistent_tables_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        cohort(**changes)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            cohort(**changes)
 
 
 def test_a_patient_in_two_splits_is_counted_never_named():
@@ -115,7 +113,7 @@ def full(first: str, site: str, seed: int, **changes) -> Cohort:
         "questions": lambda rows: [() for _ in rows],
         "sentences": lambda report: [(report, np.zeros(2, dtype=np.float32))],
         "subgroups": np.array([["F"], ["M"]]), "subgroup_names": ("sex",),
-        "stored": (f"{first} PNG", f"{first} TIFF"),
+        "stored": (f"{first} PNG", f"{first} TIFF"), "files": (Path(f"{first}.png"), None),
     }  # fmt: skip
     return Cohort(**{**values, **changes})
 
@@ -127,9 +125,9 @@ def test_what_becomes_of_every_field_when_cohorts_are_joined():
     assert {f.name for f in fields(Cohort)} == {
         "ids", "patients", "studies", "reports", "labels", "label_names", "splits", "sites", "images", "fingerprint",
         "imaged", "report_from", "phi", "private", "masks", "questions", "sentences", "channels", "subgroups",
-        "subgroup_names", "stored",
+        "subgroup_names", "stored", "files",
     }, "a new field: say below how it is joined"  # fmt: skip
-    for name in ("ids", "patients", "studies", "reports", "sites", "report_from", "stored"):
+    for name in ("ids", "patients", "studies", "reports", "sites", "report_from", "stored", "files"):
         assert getattr(both, name) == getattr(one, name) + getattr(other, name), name
     for name in ("labels", "splits", "imaged", "subgroups"):
         assert getattr(both, name).tolist() == getattr(one, name).tolist() + getattr(other, name).tolist(), name

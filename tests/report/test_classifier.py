@@ -158,7 +158,7 @@ def test_the_built_in_cohorts_films_that_cannot_be_drawn_cost_no_page(
 
     monkeypatch.setattr(Assembly, "cohort", property(elsewhere))
     assert drawn(run) == 0
-    assert "no films of the public set: other labels" in caplog.text
+    assert "no images of the public set: other labels" in caplog.text
 
 
 def test_a_run_without_a_classifier_has_no_such_chapter(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_server_without_areas_has_no_table_of_them(tmp_path: Path) -> None:
 def test_areas_that_cannot_be_are_left_out_and_counted(tmp_path: Path) -> None:
     sites = {"a": {"val/auc/macro": 0.6}, "b": {"val/auc/macro": 1e9}}
     read = page_of(run_of(tmp_path, [report_pages.record(0, "train", sites)], "car-mfl"))
-    assert "Left out, as no model has such figures: 1 recalls or areas out of their range." in read.text
+    assert "Left out, as no model has such metrics: 1 recalls or AUCs out of their range." in read.text
     assert "the sites' mean macro AUC (val; chance 0.5) is 0.600" in read.text
     assert "1000000000" not in read.text
 

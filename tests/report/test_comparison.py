@@ -37,7 +37,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 def test_the_verdict_comes_first(page: Page) -> None:
     verdict = "feddra is ahead of fedavg here: average ahead, worst site ahead (one seed)."
-    assert page.text.index(verdict) < page.text.index("Recall is on held-out test records")
+    assert page.text.index(verdict) < page.text.index("Recall is on held-out test studies")
 
 
 def test_the_verdict_is_on_the_run_before_the_last() -> None:

@@ -51,15 +51,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 def test_what_is_there_and_what_to_look_into() -> None:
     assert sentences(cohort(), SUMMARY) == [
-        "8 records of 8 patients are used: 7 with a film, 7 with a report.",
+        "8 records of 8 patients are used: 7 with an image, 7 with a report.",
         "Not used, of 12 rows: missing image (3), no report (1).",
         "Reports seem to identify people: date in 2. Look at them before anything is trained.",
         "Word for word the same at more than one patient: reports 1, records that have them 2. Among these, retrieval "
-        "cannot tell which film is meant.",
+        "cannot know which image is meant.",
     ]
     clean = replace(cohort(), phi={}, reports=tuple(f"text {row}" for row in range(8)))
     assert sentences(clean, {"rows": 8, "used": 8}) == [
-        "8 records of 8 patients are used: 7 with a film, 8 with a report."
+        "8 records of 8 patients are used: 7 with an image, 8 with a report."
     ]
 
 
@@ -68,8 +68,8 @@ def test_records_and_labels_by_site(page: Page) -> None:
         ["site", "records", "train", "val", "test", "images", "reports", "patients"],
         ["a", "2", "0", "0", "2", "1", "1", "2"], ["b", "6", "5", "1", "0", "6", "6", "6"],
     ]  # fmt: skip
-    assert page.tables["Films by site and view"] == [
-        ["site", "films", "AP", "PA", "not known"], ["a", "1", "1", "0", "0"], ["b", "6", "3", "2", "1"],
+    assert page.tables["Images by site and view"] == [
+        ["site", "images", "AP", "PA", "not known"], ["a", "1", "1", "0", "0"], ["b", "6", "3", "2", "1"],
     ], "a record without a film is not counted"  # fmt: skip
     assert page.tables["Labels"][1] == ["Edema", "3", "4", "0", "1", "0 (0.0 %)", "3 (50.0 %)"]
     drawn = page.tables["Positive records (%), with 95 % intervals"]
@@ -80,8 +80,8 @@ def test_films_by_split_and_view_where_records_have_no_site(tmp_path: Path) -> N
     """And no table of views where there is no film."""
     here = replace(cohort(), sites=None)
     shown = Page(write(here, {}, {}, {}, tmp_path / "data.html")).tables
-    assert shown["Films by split and view"] == [
-        ["split", "films", "AP", "PA", "not known"], ["train", "5", "3", "1", "1"], ["val", "1", "0", "1", "0"],
+    assert shown["Images by split and view"] == [
+        ["split", "images", "AP", "PA", "not known"], ["train", "5", "3", "1", "1"], ["val", "1", "0", "1", "0"],
         ["test", "1", "1", "0", "0"],
     ]  # fmt: skip
     blind = replace(here, imaged=np.zeros(8, dtype=bool))
@@ -124,7 +124,7 @@ def test_how_files_store_films_by_site(tmp_path: Path) -> None:
     unlike = replace(cohort(), stored=(png,) * 4 + (dicom,) * 4)
     page = Page(write(unlike, {}, {}, {}, tmp_path / "data.html"))
     assert page.tables["Image files"] == [["stored as", "a", "b"], [dicom, "1", "2"], [png, "0", "4"]]
-    assert "Sites store their films unlike" in page.text
+    assert "Sites store their images in different containers" in page.text
     for alike in (replace(unlike, stored=(png,) * 8), replace(unlike, sites=None), cohort()):
         assert not any("unlike" in sentence for sentence in sentences(alike, {}))
 

@@ -49,7 +49,7 @@ def test_the_figures_of_a_robust_run_are_the_records(page: Page) -> None:
 def test_initial_and_trained_with_the_spread_over_sites(page: Page) -> None:
     """Initial 3, 4, 5: mean 4, population std sqrt(2/3) = 0.816; trained 6, 8, 10: mean 8, sqrt(8/3) = 1.633."""
     table = page.tables["Test split: initial → trained, 2 rounds"]
-    assert table[0] == ["", "average", "worst site", "disparity (population std)", "chance"]
+    assert table[0] == ["", "average", "worst site", "disparity (population SD)", "chance"]
     assert table[1] == ["R@1, in batches of 32", "4.00 → 8.00", "3.00 → 6.00", "0.82 → 1.63", "3.125"]
     assert table[3] == ["R@1, whole set", "4.00 → 8.00", "3.00 → 6.00", "0.82 → 1.63", ABSENT]
     assert [row[0] for row in table[1:]][1::2] == ["R@5, in batches of 32", "R@5, whole set"]
@@ -209,7 +209,7 @@ def test_pooled_and_local_runs_say_what_was_measured(tmp_path: Path) -> None:
     pooled = {f"{site}:{name}": value for i, site in enumerate(SITES) for name, value in recalls(5 + i, "val").items()}
     history = [record(0, "train", {"pooled": {"loss/contrastive": 3.0, **pooled}}, members=["pooled"])]
     page = page_of(run_of(tmp_path, history, "centralized", sites=("pooled",), samples={"pooled": 1600}))
-    assert "All records train at one place (pooled)" in page.text
+    assert "All studies train at one place (pooled)" in page.text
     assert page.tables["Sites"][1:] == [["pooled", "1,600", "100.0 %", "1 of 1"]]
     assert page.tables["train: contrastive"] == [["round", "pooled"], ["0", "3"]]
     bars = page.tables["R@1 by site, val, in batches of 32 (%); dashed line: chance 3.125"]
@@ -225,7 +225,7 @@ def test_sites_that_miss_an_end_and_absurd_metrics_are_named(tmp_path: Path) -> 
     history[-1]["sites"]["site-1"]["val/all/mean/r5"] = 1e200  # its square is beyond a float
     page = page_of(run_of(tmp_path, history), drawn=True)
     assert "Not the same sites were measured at both ends (site-2)" in page.text
-    assert "Left out, as no model has such figures: 1 recalls or areas out of their range." in page.text
+    assert "Left out, as no model has such metrics: 1 recalls or AUCs out of their range." in page.text
     assert page.tables["R@1 by site, test, in batches of 32 (%); dashed line: chance 3.125"][2] == [
         "site-2",
         "4",

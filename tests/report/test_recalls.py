@@ -13,7 +13,7 @@ from support.report_pages import SITES, Page, robust, run_of
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.report.html import ABSENT
-from fedvlp.report.retrieval_section import recall_tables
+from fedvlp.report.retrieval_section import OVER, at_a_glance, recall_tables
 from fedvlp.report.run import Run
 from fedvlp.run.compare import INITIAL
 from fedvlp.run.recalls import FROM_AVERAGE, GAIN, SITE, TOGETHER, TRAINED, Recall
@@ -46,9 +46,9 @@ def run(tmp_path: Path) -> Run:
 
 
 def read(run: Run) -> list[list[list[str]]]:
-    """The tables over sites and by site, as a browser reads them."""
+    """The table at the top of the page and that of the other recalls, as a browser reads them."""
     page = run.folder.path / "recalls.html"
-    page.write_text(recall_tables(run), encoding="utf-8")
+    page.write_text(at_a_glance(run) + recall_tables(run), encoding="utf-8")
     return list(Page(page).tables.values())
 
 
@@ -65,33 +65,37 @@ def test_every_cell_is_of_its_own_row(run: Run, backwards: bool) -> None:
     rows = measured()
     together = replace(made_up(TRAINED, names.AVERAGE, "", names.WHOLE_SET, 1), over=TOGETHER, chance=0.5, oracle=2.25)
     run = replace(run, recalls=[*rows, together][:: -1 if backwards else 1])
-    over, sites = read(run)
+    first, over = read(run)
     assert over[0] == ["", "test pairs", "initial", "trained", "gained", "chance", "source oracle"]
     expected = []
     for (kind, said), scope, k in product(
         ((names.AVERAGE, "average over sites"), (names.WORST, "worst site")), SCOPES, KS
     ):
         title = f"R@{k}, {'whole set' if scope == names.WHOLE_SET else 'in batches of 32'}, {said}"
+        if (scope, k) == (names.IN_BATCH, 1):
+            continue  # at the top of the page
         trained = made_up(TRAINED, kind, "", scope, k)
         cells = [shown(figure, kind, "", scope, k) for figure in (INITIAL, TRAINED, GAIN)]
         expected.append([title, str(trained.queries), *cells, f"{trained.chance:.1f}", ABSENT])
     value = together.recall.unsigned()
-    title = "R@1, whole set, records of all sites in one set"
+    title = "R@1, whole set, studies of all sites in one set"
     expected.append([title, str(together.queries), ABSENT, value, ABSENT, "0.5", "2.2"])
     assert sorted(over[1:]) == sorted(expected)
 
-    assert sites[0] == ["site", "test pairs", "initial", "trained", "gained", "from the average", "chance"]
+    assert first[0] == ["", "test pairs", "initial", "trained", "gained", "from the average", "chance"]
     expected = []
-    for site in SITES:
-        key = (SITE, site, names.IN_BATCH, 1)
+    for over_sites, site in ROWS:
+        key = (over_sites, site, names.IN_BATCH, 1)
         trained = made_up(TRAINED, *key)
         initial = ABSENT if site == "site-10" else shown(INITIAL, *key)
-        cells = [initial, *(shown(figure, *key) for figure in (TRAINED, GAIN, FROM_AVERAGE))]
-        expected.append([site, str(trained.queries), *cells, f"{trained.chance:.1f}"])
-    assert sorted(sites[1:]) == sorted(expected)
+        differences = [shown(figure, *key) if site or figure == GAIN else ABSENT for figure in (GAIN, FROM_AVERAGE)]
+        cells = [initial, shown(TRAINED, *key), *differences]
+        expected.append([site or OVER[over_sites], str(trained.queries), *cells, f"{trained.chance:.1f}"])
+    assert sorted(first[1:]) == sorted(expected)
+    assert {row[0] for row in first[1:3]} == {OVER[names.AVERAGE], OVER[names.WORST]}
 
 
 def test_sites_of_sets_smaller_than_a_batch_have_the_figures_of_the_whole_set(run: Run) -> None:
     run = replace(run, recalls=[row for row in measured() if row.scope == names.WHOLE_SET])
-    sites = read(run)[1]
-    assert [row[3] for row in sites[1:]] == [shown(TRAINED, SITE, site, names.WHOLE_SET, 1) for site in SITES]
+    sites = read(run)[0][3:]
+    assert [row[3] for row in sites] == [shown(TRAINED, SITE, site, names.WHOLE_SET, 1) for site in SITES]

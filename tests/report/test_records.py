@@ -60,7 +60,8 @@ def listed(page: Page) -> list[tuple[str, list[tuple[int, bool, str]]]]:
     films = re.findall(r"<h3>([^<]*its own report is number[^<]*)</h3><ol>(.*?)</ol>", page.source, re.DOTALL)
     item = r'<li value="(\d+)"( class="own")?>(.*?) <span>'
     return [
-        (said, [(int(n), bool(own), t) for n, own, t in re.findall(item, items, re.DOTALL)]) for said, items in films
+        (said, [(int(n), bool(own), re.sub("</?mark>", "", t)) for n, own, t in re.findall(item, items, re.DOTALL)])
+        for said, items in films
     ]
 
 
@@ -87,8 +88,14 @@ def test_the_reports_beside_a_film_are_the_nearest_ones(folder: RunFolder, page:
         assert fitting, said
 
 
+def test_words_of_findings_are_marked_and_no_others(page: Page) -> None:
+    marked = {word.lower() for word in re.findall("<mark>(.*?)</mark>", page.source)}
+    assert marked & {"effusion", "pneumonia", "pneumothorax", "edema", "consolidation", "atelectasis"}
+    assert not marked & {"no", "the", "lung", "heart", "left", "right"}
+
+
 def test_the_map_has_a_cloud_for_every_site(page: Page) -> None:
-    for what in ("Films", "Reports"):
+    for what in ("Images", "Reports"):
         table = page.tables[f"{what} of the test split by site (PCA)"]
         assert [row[0] for row in table] == ["site", "site-1", "site-2"]
 
@@ -134,7 +141,7 @@ def test_a_copy_without_the_models_of_the_sites_still_has_a_report(
     page = reported(alone)
     assert listed(page) == []
     assert page.tables["Test split with intervals"]
-    assert "no films: the models of 001 stayed at its sites" in caplog.text
+    assert "no images: the models of 001 stayed at its sites" in caplog.text
     asked = CliRunner().invoke(app, ["report", str(alone.path), "--films"])
     assert "stayed at its sites" in str(asked.exception)
 
@@ -148,7 +155,7 @@ def test_films_need_a_trained_model(tmp_path: Path, folder: RunFolder) -> None:
         (begun.checkpoint.parent / file.name).write_bytes(file.read_bytes())
     done = CliRunner().invoke(app, ["report", str(begun.path), "--films"])
     assert isinstance(done.exception, ValueError)
-    assert "has not finished, so there is no model to show films with" in str(done.exception)
+    assert "has not finished, so there is no model to show images with" in str(done.exception)
 
 
 def test_a_run_without_recalls_says_so(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_the_report_shows_them(folder: RunFolder, measured: list[Area]) -> None:
     table = page.tables["Zero-shot by finding and site"]
     one = next(one for one in measured if (one.model, one.site, one.finding) == (TRAINED, "site-2", "Edema"))
     (row,) = [row for row in table if row[0] == "Edema"]
-    shown = f"{one.area.value:.2f} [{one.area.low:.2f}, {one.area.high:.2f}], {one.positive} of {one.films}"
+    shown = f"{one.area.value:.2f} [{one.area.low:.2f}, {one.area.high:.2f}], {one.positive} / {one.films}"
     assert row[2].endswith(shown)
     drawn = page.tables["Zero-shot AUC of the trained model; dashed line: chance 0.5"]
     assert [row[0] for row in drawn[1:]] == list(FINDINGS)

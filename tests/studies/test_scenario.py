@@ -6,7 +6,19 @@ import pytest
 
 from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.run.cell_results import NotRunError, Table
-from studies.claims.scenario import FAILS, HOLDS, UNDECIDED, ahead, apart, apart_methods, at_least, at_most, verdict
+from studies.claims.scenario import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    ahead,
+    apart,
+    apart_methods,
+    at_least,
+    at_most,
+    holm,
+    p_value,
+    verdict,
+)
 
 CELLS = {
     ("a", 0): {"r": 10.0, "w": 4.0}, ("a", 1): {"r": 12.0, "w": 5.0}, ("a", 2): {"r": 20.0, "w": 6.0},
@@ -22,14 +34,28 @@ def test_differences_are_paired_by_seed() -> None:
         TABLE.values("a", "x")
 
 
-@pytest.mark.parametrize(
-    ("differences", "expected"),
-    [([1.0, 1.1, 0.9], HOLDS), ([-1.0, -1.1, -0.9], FAILS), ([1.0, -1.0, 0.5], UNDECIDED), ([5.0], UNDECIDED),
-     ([1.0, 1.0], HOLDS), ([0.0, 0.0], UNDECIDED)],
-)  # fmt: skip
-def test_verdicts(differences: list[float], expected: str) -> None:
+def test_verdicts() -> None:
     """Two seeds that agree to the last digit have no deviation; one seed decides nothing."""
-    assert verdict(over_seeds(differences)) == expected
+    for differences, expected in [
+        ([1.0, 1.1, 0.9], HOLDS), ([-1.0, -1.1, -0.9], FAILS), ([1.0, -1.0, 0.5], UNDECIDED), ([5.0], UNDECIDED),
+        ([1.0, 1.0], HOLDS), ([0.0, 0.0], UNDECIDED),
+    ]:  # fmt: skip
+        assert verdict(over_seeds(differences)) == expected
+
+
+def test_holm_by_hand() -> None:
+    """Of four the smallest must be at most 0.05 / 4, the next 0.05 / 3, ...; the first that is not stops it."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == {0.005, 0.01}  # 0.03 is above 0.05 / 2, so 0.04 is not asked
+    assert holm([0.013, 0.02, 0.04, 0.05]) == set()
+    assert holm([0.04]) == {0.04}
+
+
+def test_p_value_agrees_with_the_interval() -> None:
+    """t = sqrt(12) with 2 degrees of freedom, whose p is 1 - t / sqrt(2 + t^2); one seed shows nothing."""
+    assert p_value([1.0, 2.0, 3.0]) == pytest.approx(1 - 12**0.5 / (2 + 12) ** 0.5)
+    assert p_value([1.0, 1.0]) == 0.0
+    assert p_value([0.0, 0.0]) == 1.0
+    assert p_value([5.0]) is None
 
 
 def test_seeds_that_one_of_both_has_not_finished_are_left_out() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedvlp.cli import known
-from fedvlp.cli.overrides import DATA, Plugins, Setting, Start, configured, use_plugins
+from fedvlp.cli.overrides import DATA, Plugins, Seed, Setting, Start, configured, use_plugins
 from fedvlp.cli.use_commands import printable
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def jobs_export(
     sites: Annotated[int | None, typer.Option(help="Number of sites.")] = None,
     at: Annotated[list[str] | None, typer.Option("--at", help="A site that takes part; may be repeated.")] = None,
     settings: Setting = None,
+    seed: Seed = None,
     start: Start = None,
     mlflow: Annotated[str, typer.Option(help="URI of an MLflow server for the sites' curves.")] = "",
     child: Annotated[bool, typer.Option("--child", help="Train in a process of its own: a crash costs a task")] = False,
@@ -88,7 +89,7 @@ def jobs_export(
         raise ValueError("--bundled and --installed exclude each other")
     if processes > 1 and not child:
         raise ValueError("--processes needs --child: the job's own process at a site trains alone")
-    experiment = configured(preset, data, sites, settings, travels=True, start=start)
+    experiment = configured(preset, data, sites, settings, travels=True, start=start, seed=seed)
     from fedvlp.deploy.named_data import NamedData
     from fedvlp.flare.jobs import write_job
     from fedvlp.flare.timeouts import Timeouts, model_bytes

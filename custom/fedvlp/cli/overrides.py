@@ -25,6 +25,10 @@ Setting = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, e.g. method.rho=0.1; may be repeated.")
 ]
 
+Seed = Annotated[
+    int | None, typer.Option(min=0, help="Of the run, and of data that are generated or split; default: the preset's.")
+]
+
 Start = Annotated[
     str | None,
     typer.Option(
@@ -118,6 +122,7 @@ def configured(
     like: Experiment | None = None,
     travels: bool = False,
     start: str | None = None,
+    seed: int | None = None,
 ) -> Experiment:
     """A preset with the choices of the command line: ``data``, number of ``sites``, and ``settings`` "key=value".
 
@@ -125,7 +130,7 @@ def configured(
     ``at``: a data set for each site, "NAME=SOURCE:FOLDER", in place of ``data``. ``cache``: folder for decoded images.
     ``like``: a run on whose terms it is (``run.terms.like``). Weights to start from are named with their checksum.
     ``start``: a model to start from (``run.start.begin``). ``travels``: it is for other machines, so that paths in
-    ``settings`` stay as they are; else they become absolute.
+    ``settings`` stay as they are; else they become absolute. ``seed``: as a sweep sets it; ``settings`` go before it.
     Raises ValueError for an unknown preset, data or setting.
     """
     if sites is not None and sites < 1:
@@ -152,6 +157,10 @@ def configured(
         experiment = _on_data(experiment, chosen, settings or [])
     if sites is not None:
         experiment = _with_sites(experiment, sites, chosen)
+    if seed is not None:
+        from fedvlp.run.sweep import seeded
+
+        experiment = seeded(experiment, experiment.name, seed)
     experiment = overridden(experiment, settings)
     if sites is not None and isinstance(experiment.data, TableSource) and experiment.data.names_sites():
         raise ValueError(
@@ -171,6 +180,7 @@ def _chosen_data(
     from dataclasses import replace
 
     from fedvlp.data.cohort import PUBLIC
+    from fedvlp.data.screening import DataSource
     from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
     from fedvlp.run.site_sources import SiteSources
 
@@ -185,7 +195,7 @@ def _chosen_data(
     chosen: Any = stored(source, cache)
     if isinstance(chosen, SyntheticCohort):
         return replace(chosen, image_size=getattr(experiment.data, "image_size", margin)), sites or chosen.sites
-    if sites and hasattr(chosen, "by_site"):
+    if sites and DataSource.of(chosen).by_site():
         raise ValueError("--sites: this data set deals its records to sites itself; set pairs, images, texts after it")
     return chosen, sites
 
@@ -333,10 +343,11 @@ def _needed(kind: type) -> set[str]:
 
 def site_source(spec: str, image_size: int, option: str = "--site") -> Source:
     """The data set of one ``option``. Raises ValueError for one that deals records to sites itself, as the built-in."""
+    from fedvlp.data.screening import DataSource
     from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 
     source = None if spec.startswith("named:") else source_of(spec, image_size)
-    if source is None or isinstance(source, SyntheticCohort) or hasattr(source, "by_site"):
+    if source is None or isinstance(source, SyntheticCohort) or DataSource.of(source).by_site():
         raise ValueError(f"{option} takes a data set of files, SOURCE:FOLDER or table:PATH.csv, not {spec!r}")
     return source
 

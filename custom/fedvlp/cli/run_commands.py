@@ -16,6 +16,7 @@ from fedvlp.cli.overrides import (
     AcceptKinds,
     ConfigFile,
     Plugins,
+    Seed,
     Setting,
     Start,
     accepted,
@@ -64,6 +65,7 @@ def simulate(
         Path | None, typer.Option(help="Folder for decoded images; default: in memory, with frozen towers RUNS/cache.")
     ] = None,
     settings: Setting = None,
+    seed: Seed = None,
     start: Start = None,
     runs: Runs = Path("runs"),
     like: Annotated[
@@ -99,7 +101,7 @@ def simulate(
     if resume is not None:
         folder, experiment = resumed(context, resume, preset, WITH_RESUME, "the preset")
         return show_run(experiment, folder, workers, accept, again, mlflow)
-    asked = asked_for(preset, config, data, sites, site, cache, settings, like, start)
+    asked = asked_for(preset, config, data, sites, site, cache, settings, like, start, seed)
     experiment = with_features_kept(asked, runs)
     if dry_run:
         return tell_dry_run(experiment, workers, accept)
@@ -165,6 +167,7 @@ def asked_for(
     settings: list[str] | None,
     like: Path | None,
     start: str | None = None,
+    seed: int | None = None,
 ) -> Any:
     """The experiment of ``simulate``'s options; what they say goes before what the file of ``--config`` says."""
     file = read_config_file(config) if config else ConfigFile()
@@ -179,6 +182,7 @@ def asked_for(
         cache,
         _experiment_in(like) if like else None,
         start=start,
+        seed=seed,
     )
 
 

@@ -13,6 +13,7 @@ from fedvlp.cli.overrides import (
     AcceptAll,
     AcceptKinds,
     Plugins,
+    Seed,
     Setting,
     accepted,
     configured,
@@ -25,7 +26,7 @@ from fedvlp.cli.stopping import goes_on_with
 
 if TYPE_CHECKING:
     from fedvlp.run.experiment import Experiment
-    from fedvlp.run.pretrain import Comparison
+    from fedvlp.run.pretrain import TowerComparison
 
 
 app = typer.Typer()
@@ -47,6 +48,7 @@ def pretrain(
     ] = None,
     data: Annotated[str | None, typer.Option(help="Public records: synthetic, table:PATH.csv or SOURCE:PATH.")] = None,
     settings: Setting = None,
+    seed: Seed = None,
     runs: Runs = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with.")] = None,
     accept_phi_risk: AcceptAll = False,
@@ -71,7 +73,7 @@ def pretrain(
 
     refuse_other_folder(out)
     if resume is None:
-        experiment = configured(preset or TINY_POOL, data, None, settings)
+        experiment = configured(preset or TINY_POOL, data, None, settings, seed=seed)
     else:
         folder, experiment = resumed(context, resume, preset, WITH_RESUME, "--preset")
     expected = checkable(experiment) if check else ""
@@ -115,7 +117,7 @@ def _recall(held_out: Mapping[str, float]) -> str:
     )
 
 
-def _told(preset: str, comparison: Comparison) -> str:
+def _told(preset: str, comparison: TowerComparison) -> str:
     """How near the new encoders are to the shipped ones, in a line."""
     exact = "the same bytes" if comparison.same_bytes else "other bytes"
     where = "made on such a machine" if comparison.same_machine else "made on another machine or torch"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from fedvlp.data.cohort import Cohort
-    from fedvlp.data.deid import Finding
+    from fedvlp.data.deid import IdentifierFinding
     from fedvlp.run.audit import Audit
     from fedvlp.run.dry_run import DryRun
     from fedvlp.run.folder import RunFolder
@@ -104,7 +104,7 @@ def _reach_line(plan: DryRun) -> str:
 
     return (
         f"precision: with {sum(plan.test_patients.values())} test patients an R@1 of {TYPICAL} % will have a 95 % "
-        f"interval of about +- {plan.reach:.1f}: two models that differ by less are not told apart"
+        f"interval of about +- {plan.reach:.1f}: a smaller difference between two models is not significant"
     )
 
 
@@ -162,7 +162,7 @@ def finding_lines(phi: Mapping[str, int]) -> list[Text]:
     if not isinstance(phi, Findings):  # its words were left behind
         return [Text(f"{reports} reports with {kind}") for kind, reports in phi.items()]
     lines = [Text("reports that seem to identify people: row, kind, words")]
-    alike: dict[tuple[str, str], list[Finding]] = {}
+    alike: dict[tuple[str, str], list[IdentifierFinding]] = {}
     for finding in phi.shown:
         alike.setdefault(finding.same, []).append(finding)
     for same, findings in sorted(alike.items(), key=lambda item: -phi.reports.get(item[0], 1)):  # ties as they were
@@ -277,7 +277,7 @@ def audit_tables(audit: Audit) -> list[Table]:
     """What the attacks reach: on every model at all sites together, on single updates; what epsilon allows at most."""
     from fedvlp.run.audit import BOUNDS, COLUMNS, bound_cells, row_cells
 
-    title = "membership at all sites: 50 is a coin; in brackets 95 % intervals over patients"
+    title = "membership at all sites: 50 is chance; in brackets 95 % intervals over patients"
     tables = [plain_table(title, COLUMNS, [row_cells(row) for row in audit.rows if not row.site])]
     if audit.bounds:
         title = "what epsilon leaves to any attack at most"

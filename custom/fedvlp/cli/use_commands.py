@@ -32,7 +32,7 @@ app = typer.Typer()
 @app.command(rich_help_panel=panels.USE)
 def predict(
     model: Model,
-    films: Annotated[list[Path], typer.Argument(help="Films: PNG, JPEG, TIFF or DICOM.")],
+    films: Annotated[list[Path], typer.Argument(help="Images: PNG, JPEG, TIFF or DICOM.")],
     classes: Annotated[
         str | None, typer.Option(help="Names or phrases, with commas: edema,rib fracture; default: the model's own.")
     ] = None,
@@ -55,7 +55,7 @@ def predict(
     ]
     console = Console(markup=False, highlight=False)
     console.print(plain_table("zero-shot", ("film", "class", "cosine"), rows))
-    print("no probabilities: within a class, a film with a higher cosine is more likely to show it")
+    print("no probabilities: within a class, an image with a higher cosine is more likely to show it")
 
 
 @app.command(rich_help_panel=panels.USE)
@@ -63,7 +63,7 @@ def search(
     model: Model,
     data: Data,
     phrase: Annotated[str | None, typer.Argument(help='What to look for, e.g. "left basal effusion".')] = None,
-    image: Annotated[Path | None, typer.Option(help="A film as the query, in place of a phrase.")] = None,
+    image: Annotated[Path | None, typer.Option(help="An image as the query, in place of a phrase.")] = None,
     top: Annotated[int, typer.Option(help="How many records to show.")] = 10,
     split: Split = None,
     show_reports: Annotated[
@@ -96,7 +96,7 @@ def search(
     ]
     console = Console(markup=False, highlight=False)
     searched = int(cohort.has_image()[rows_of(cohort, split)].sum())
-    title = f"nearest of {searched:,} records to the {'film' if image else 'phrase'}"
+    title = f"nearest of {searched:,} records to the {'image' if image else 'phrase'}"
     console.print(plain_table(title, ("rank", "cosine", "record", "site", "split"), rows))
     for rank, match in enumerate(matches, start=1):
         if show_reports:
@@ -129,14 +129,14 @@ def embed(
 @app.command(rich_help_panel=panels.USE)
 def explain(
     model: Model,
-    film: Annotated[Path, typer.Argument(help="A film: PNG, JPEG, TIFF or DICOM.")],
+    film: Annotated[Path, typer.Argument(help="An image: PNG, JPEG, TIFF or DICOM.")],
     phrase: Annotated[str, typer.Argument(help='What it may show, e.g. "left basal effusion".')],
-    out: Annotated[Path, typer.Option(help="FILE.png: the film, and the map on it.")],
+    out: Annotated[Path, typer.Option(help="FILE.png: the image, and the map on it.")],
     by: Annotated[
-        str, typer.Option(help="occlusion: covers squares of the film; gradients: integrated gradients.")
+        str, typer.Option(help="occlusion: covers squares of the image; gradients: integrated gradients.")
     ] = "occlusion",
     mask: Annotated[
-        Path | None, typer.Option(help="PNG of the film's lungs, or of anything: how much of the map lies within.")
+        Path | None, typer.Option(help="PNG of the image's lungs, or of anything: how much of the map lies within.")
     ] = None,
     square: Annotated[
         int | None, typer.Option(help="Side of the squares, pixels of the model's input; default: a sixth of it.")
@@ -156,7 +156,7 @@ def explain(
     if out.suffix != ".png":
         raise ValueError(f"--out is {out.name!r}; the picture is a PNG, so give a name that ends in .png")
     if out.resolve() == film.resolve():
-        raise ValueError("--out is the film itself, which the picture would replace; give another name")
+        raise ValueError("--out is the image itself, which the picture would replace; give another name")
     if not phrase.strip():
         raise ValueError('explain: the phrase is empty; give one, e.g. "left basal effusion"')
     trained = _loaded(model, statistics, device)
@@ -164,7 +164,7 @@ def explain(
     result = attribution(trained, film, phrase, by, square)
     draw(result, out)
     if at_chance(model):
-        print("CAUTION: zero-shot of this model is no better than chance on its run's test films, and so is this map")
+        print("CAUTION: zero-shot of this model is no better than chance on its run's test images, and so is this map")
     print(result.sentence)
     if inside is not None:
         print(within(result, inside))
@@ -178,7 +178,7 @@ def explore(
     split: Split = None,
     address: Annotated[
         str,
-        typer.Option("--host", help="Address to listen on. At any but this machine's own, others see the films too."),
+        typer.Option("--host", help="Address to listen on. At any but this machine's own, others see the images too."),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = 7860,
     cache: Cache = None,
@@ -203,7 +203,7 @@ def explore(
         if not serve.is_loopback(opened):
             print(f"CAUTION: {serve.SEEN_BY_OTHERS}", file=sys.stderr)
         with serve.own_folder():
-            served = page(explorer)
+            served = page(explorer, names=serve.is_loopback(opened))
             print(f"{serve.address(opened)}  {count:,} records; Ctrl-C ends the page", flush=True)
             serve.serve(served, opened)
 

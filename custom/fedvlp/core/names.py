@@ -135,7 +135,7 @@ def _public_names() -> dict[str, str]:
 
 
 def name_of(kind: type) -> str:
-    """The public name of a class, or its module and name where it has none (a class of somebody else's)."""
+    """The public name of a class, or its module and name where it has none (a plugin's class)."""
     path = f"{kind.__module__}.{kind.__qualname__}"
     return _public_names().get(path, path)
 

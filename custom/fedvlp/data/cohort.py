@@ -8,14 +8,16 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from itertools import chain
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from fedvlp.core.site_error import SiteError
+from fedvlp.data.radiograph import ImageAccessError, UnreadableImageError, read_radiograph, shape_of_file
 
 # Questions about images with what people answered: what an evaluation of visual question answering reads.
 #
@@ -112,6 +114,7 @@ class Cohort:
     subgroups: np.ndarray | None = None  # [N, G] str: sex, age, ... of each row, "" unknown; only evaluations read them
     subgroup_names: tuple[str, ...] = ()  # G names, each once
     stored: tuple[str, ...] | None = None  # how each row's file stores its image ("PNG, 8 bits, grey"), "" not known
+    files: tuple[Path | None, ...] | None = None  # of each row's image, on this machine; only its owner's eyes see them
 
     def __post_init__(self) -> None:
         n = len(self.ids)
@@ -217,6 +220,19 @@ class Cohort:
         """[N] bool: which rows have an image."""
         return np.ones(len(self), dtype=bool) if self.imaged is None else np.asarray(self.imaged)
 
+    def original(self, row: int, longest: int) -> np.ndarray:
+        """The image of a row as its file has it, uint8 [H, W] or [H, W, 3], the longer side at most ``longest`` pixels.
+
+        As decoded for training, where the file is not known or cannot be read any more.
+        """
+        file = self.files[row] if self.files else None
+        if file is not None:
+            with suppress(UnreadableImageError, ImageAccessError):
+                longest = min(longest, max(shape_of_file(file)))
+                whole = read_radiograph(file, longest, burned_in=True, colour=self.channels == 3)
+                return whole.round().astype(np.uint8)
+        return np.asarray(self.images(np.array([row]))[0])
+
     def has_report(self) -> np.ndarray:
         """[N] bool: which rows have a report."""
         return np.array([report != "" for report in self.reports], dtype=bool)
@@ -245,8 +261,8 @@ class Cohort:
 
         columns = {name: picked(getattr(self, name)) for name in self.columns()}
         mark = digest(self.fingerprint, rows.astype("<i8").tobytes())
-        masks = None if self.masks is None else partial(_of_subset, self.masks, rows)
-        questions = None if self.questions is None else partial(_of_subset, self.questions, rows)
+        masks = None if self.masks is None else Rows(self.masks, rows)
+        questions = None if self.questions is None else Rows(self.questions, rows)
         images = Rows(self.images, rows)
         return replace(self, **columns, images=images, fingerprint=mark, masks=masks, questions=questions)
 
@@ -296,6 +312,7 @@ class Cohort:
             subgroups=subgroups,
             subgroup_names=subgroup_names,
             stored=tuple(chain.from_iterable(cohort.stored or ("",) * len(cohort) for cohort in cohorts)),
+            files=tuple(chain.from_iterable(cohort.files or (None,) * len(cohort) for cohort in cohorts)),
         )
 
 
@@ -345,20 +362,15 @@ class Readers:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Reads the pixels of a subset: row i of the subset is row ``rows[i]`` of the reader ``images``."""
+class Rows(Generic[T]):
+    """Reads images, masks or questions of a subset: its row i is row ``rows[i]`` of ``reader``."""
 
-    images: Callable[[np.ndarray], np.ndarray]
+    reader: Callable[[np.ndarray], T]
     rows: np.ndarray  # [n] int64
 
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """uint8 [m, S, S] of the subset's ``rows`` [m]."""
-        return self.images(self.rows[np.asarray(rows, dtype=np.int64)])
-
-
-def _of_subset(reader: Callable[[np.ndarray], T], chosen: np.ndarray, rows: np.ndarray) -> T:
-    """What ``reader`` gives for a subset: its row i is row ``chosen[i]`` of the reader."""
-    return reader(chosen[np.asarray(rows, dtype=np.int64)])
+    def __call__(self, rows: np.ndarray) -> T:
+        """What the reader gives for the subset's ``rows`` [m]."""
+        return self.reader(self.rows[np.asarray(rows, dtype=np.int64)])
 
 
 def digest(*values: str | bytes) -> str:

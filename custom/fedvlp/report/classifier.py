@@ -30,7 +30,7 @@ from fedvlp.training.config import DeviceError
 log = logging.getLogger(__name__)
 
 EXPLANATION = (
-    "Area under the ROC curve on held-out records, 0 to 1: of the server's model on the public set, and of every site "
+    "AUC on held-out studies, 0 to 1: of the server's model on the public set, and of every site "
     "on what it holds (where a modality is absent, its feature is zero). Macro is the unweighted mean over findings "
     "with both classes, rare the mean over those with fewer than one positive in ten. A classifier that listens to "
     "both modalities alike has half of its absolute weight on the image; what either is worth shows where the same "
@@ -131,7 +131,7 @@ def _films(run: Run) -> str:
     except (ValueError, DeviceError) as error:  # as where the records are not on this machine
         if run.films:
             raise
-        log.warning("%s: no films of the public set: %s", run.folder.path, error)
+        log.warning("%s: no images of the public set: %s", run.folder.path, error)
         return ""
 
 

@@ -20,10 +20,9 @@ Content = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 
 
 EXPLANATION = (
-    "Recall is on held-out test records, in percent, mean of both directions; average and worst are over sites. In "
-    "brackets and as bars: 95 % intervals over resamples of the test patients, the same resamples for every run: "
-    "percentiles, and for the worst site these and twice the figure minus the percentiles. They do not say "
-    "how far another seed of the training would move a figure."
+    "Recall is on held-out test studies, in percent, mean of both directions; average and worst are over sites. In "
+    "brackets and as bars: 95 % intervals by a bootstrap over the test patients, the same resamples for every run; for "
+    "the worst site the union of the percentile and the basic interval. They do not cover other training seeds."
 )
 
 
@@ -54,7 +53,7 @@ def _of_row(row: Row, signed: bool) -> tuple[str, ...]:
     return row.name, shown[0], shown[1]
 
 
-SIDES = {1: "ahead", -1: "behind", 0: "not told apart"}
+SIDES = {1: "ahead", -1: "behind", 0: "no significant difference"}
 """What is said of a difference whose interval is above 0, below it, or around it."""
 
 

@@ -50,7 +50,7 @@ def write(
             "Labels": _labels(cohort, groups, looks),
             "Reports": _reports(cohort, groups, looks),
             "Images": _images(cohort, groups, looks) + html.pairs(built),
-            "Films": _films(cohort),
+            "Contact sheet": _films(cohort),
         }
     body = ""
     for title, content in sections.items():
@@ -64,10 +64,8 @@ def sentences(cohort: Cohort, summary: Mapping[str, int]) -> list[str]:
     """What is there, what is not used, and what somebody should look into."""
     images, reports = int(cohort.has_image().sum()), int(cohort.has_report().sum())
     patients = len(set(cohort.patients))
-    used = (
-        f"{len(cohort):,} records of {patients:,} patients are used: {images:,} with a film, {reports:,} with a report."
-    )
-    lines = [used]
+    used = f"{len(cohort):,} records of {patients:,} patients are used"
+    lines = [f"{used}: {images:,} with an image, {reports:,} with a report."]
     left = {name.removeprefix(SKIPPED): count for name, count in summary.items() if name.startswith(SKIPPED) and count}
     if left:
         reasons = ", ".join(f"{reason} ({count:,})" for reason, count in left.items())
@@ -78,14 +76,14 @@ def sentences(cohort: Cohort, summary: Mapping[str, int]) -> list[str]:
     stored = [set(of) for of in overview.stored_counts(cohort).values() if of]
     if cohort.sites is not None and any(of_site != stored[0] for of_site in stored):
         lines.append(
-            "Sites store their films unlike (see Images): in other containers, bits or interpretations. Compare their "
-            "grey levels, as a model may learn from these whose film it is."
+            "Sites store their images in different containers, bits or interpretations (see Images). Compare their "
+            "grey levels, as a model may learn from these which site an image comes from."
         )
     texts, records = overview.repeated_reports(cohort)
     if texts:
         lines.append(
             f"Word for word the same at more than one patient: reports {texts:,}, records that have them {records:,}. "
-            "Among these, retrieval cannot tell which film is meant."
+            "Among these, retrieval cannot know which image is meant."
         )
     return lines
 
@@ -126,8 +124,8 @@ def _views(cohort: Cohort) -> str:
         (name, sum(of[name] for of in counts.values()), *(of[name] for of in counts.values()))
         for name in overview.groups(cohort)
     ]
-    columns = (group, "films", *(view or "not known" for view in counts))
-    return f"<h3>Films by {group} and view</h3>{table(columns, rows)}"
+    columns = (group, "images", *(view or "not known" for view in counts))
+    return f"<h3>Images by {group} and view</h3>{table(columns, rows)}"
 
 
 def _skipped(summary: Mapping[str, int], skipped: Mapping[str, Sequence[str]]) -> str:
@@ -232,5 +230,5 @@ def _films(cohort: Cohort) -> str:
     note = (
         f"They lie beside this page in {SHEET}: for the eyes of the records' owner alone. Handed on, the page has none."
     )
-    sheet = f'<a href="{SHEET}"><img class="sheet" src="{SHEET}" alt="films with split, site, view and labels"></a>'
+    sheet = f'<a href="{SHEET}"><img class="sheet" src="{SHEET}" alt="images with split, site, view and labels"></a>'
     return f"<p>{text(note)}</p>{sheet}"

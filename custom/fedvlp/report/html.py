@@ -20,6 +20,10 @@ h3{font-size:.95rem;margin:.8rem 0 .3rem}p{margin:.4rem 0;max-width:52rem;overfl
 .cards{grid-template-columns:repeat(auto-fit,minmax(min(100%,310px),1fr))}
 figure{margin:0;min-width:0}
 img{width:100%;max-width:560px;height:auto;display:block}img.sheet{max-width:100%}.scroll{overflow:auto;max-height:26rem}
+.scroll:has(table){background:linear-gradient(90deg,#fff 40%,#fff0) 0 0/3rem 100% local no-repeat,
+linear-gradient(270deg,#fff 40%,#fff0) 100% 0/3rem 100% local no-repeat,
+linear-gradient(90deg,#0004,#0000) 0 0/.9rem 100% scroll no-repeat,
+linear-gradient(270deg,#0004,#0000) 100% 0/.9rem 100% scroll no-repeat}
 details{font-size:.87rem;margin:.2rem 0}summary{cursor:pointer;color:#444c56}
 table{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-nums}
 th,td{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #e4e7eb;vertical-align:top}
@@ -30,11 +34,15 @@ td,th:first-child{white-space:nowrap}td:first-child,th:first-child{text-align:le
 dl{display:grid;grid-template-columns:auto 1fr;gap:0 .8rem;margin:0;font-size:.87rem}dt{color:#555d68}
 dd{margin:0;overflow-wrap:anywhere}.caution{border-left:4px solid #b35900;padding-left:.6rem}
 .films{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:1rem 1.8rem;margin:.8rem 0}
-.films>div{display:flex;gap:.8rem;align-items:flex-start}.films img{width:150px;flex:none;background:#000}
+.films>div{display:flex;flex-wrap:wrap;gap:.8rem;align-items:flex-start}.films img{width:300px;flex:none}
+.films>div>div{flex:1 1 200px}mark{background:#ffe9a8;color:inherit}
 .films h3{margin-top:0}.films ol{margin:.2rem 0;padding-left:1.2rem;font-size:.87rem}.films li{margin-bottom:.3rem}
 .films .own{font-weight:600}.films span{color:#555d68;font-weight:400;white-space:nowrap}
 .lead{font-size:1.05rem;margin:.3rem 0}.lead:first-of-type{font-weight:600}.lead+p:not(.lead){margin-top:1rem}
+@media(max-width:600px){td:first-child,th:first-child{white-space:normal;min-width:6.5rem}td,th{padding:.2rem .4rem}}
 .status{padding:.1rem .6rem;border-radius:1rem;background:#e8edf3;font-weight:600}
+@media(prefers-color-scheme:dark){html{background:#fff;filter:invert(.91) hue-rotate(180deg)}
+img:not([src*="svg+xml"]){filter:invert(1) hue-rotate(180deg)}}
 """
 
 

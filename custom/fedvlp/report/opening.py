@@ -86,7 +86,7 @@ def _gained(run: Run, chosen: Chosen, recalls: Sequence[Recall]) -> list[str]:
         verb = "rose" if after > before else "fell" if after < before else "stayed as it was,"
         return [f"R@1 {verb} from {before:.1f} to {after:.1f} {over} after {_rounds(end['round'])} ({measured})."]
     gain = of_model[GAIN]
-    verb = {1: "rose", -1: "fell", 0: "is not told apart from the initial model's:"}[gain.side]
+    verb = {1: "rose", -1: "fell", 0: "does not differ significantly from the initial model's:"}[gain.side]
     ends = f"from {of_model[INITIAL].unsigned()} to {of_model[TRAINED].unsigned()}"
     return [f"R@1 {verb} {ends} {over} after {_rounds(end['round'])}, by {gain} ({measured}; {BRACKETS})."]
 
@@ -116,9 +116,7 @@ def _left_behind(run: Run, chosen: Chosen, recalls: Sequence[Recall]) -> tuple[l
     distances = {row.site: row.recall for row in recalls if (row.figure, row.over) == (FROM_AVERAGE, SITE)}
     if all(math.isnan(distance.low) for distance in distances.values()):  # none was measured, or of one patient alone
         lowest = f"{ranked[0][1]} is the lowest: R@1 {ranked[0][0]:.1f} against {average:.1f} on average."
-        return [], [
-            f"{lowest} Without intervals nobody can say whether that is more than the chance of its test patients."
-        ]
+        return [], [f"{lowest} Without intervals nobody can say whether that is significant."]
     behind = [(value, site) for value, site in ranked if site in distances and distances[site].side < 0]
     if not behind:
         value, site = ranked[0]
@@ -170,15 +168,15 @@ def _course(run: Run, scope: str) -> list[str]:
 
 
 def _beside_oracle(recalls: Sequence[Recall]) -> list[str]:
-    """Whether the records of all sites are told apart by more than their sites."""
+    """Whether the studies of all sites are distinguished by more than their sites."""
     for row in recalls:
         if (row.figure, row.over, row.k) == (TRAINED, TOGETHER, 1):
             shown = f"{row.recall.unsigned()} against {row.oracle:.1f}"
             if math.isnan(row.recall.low):
                 return []
             if row.recall.low > row.oracle:
-                return [f"Among the records of all sites R@1 is above what knowing the site alone would give: {shown}."]
-            return [f"Among the records of all sites R@1 shows no more than knowing the site would: {shown}."]
+                return [f"Among the studies of all sites R@1 is above what knowing the site alone would give: {shown}."]
+            return [f"Among the studies of all sites R@1 shows no more than knowing the site would: {shown}."]
     return []
 
 

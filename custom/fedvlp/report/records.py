@@ -1,16 +1,19 @@
-"""The report's section on single records: films with the reports that they find, and a map of all test records.
+"""The report's section on single studies: test images with the reports retrieved for them, and a map of all.
 
-Patients' films and reports are in no report unless a person asks for them: only the built-in cohort's, which shows
+Patients' images and reports are in no report unless a person asks for them: only the built-in cohort's, which shows
 nobody, are there unasked.
 """
 
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
+from fedvlp.data.labels import CHEXPERT
 from fedvlp.evaluation.retrieval import ranks
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.report import figures
@@ -24,22 +27,24 @@ from fedvlp.training.config import DeviceError
 
 log = logging.getLogger(__name__)
 
-TOP = 3  # reports shown for a film
+TOP = 3  # reports shown for an image
+SIDE = 600  # of an image, pixels
 SITES = 6  # sites of which films are shown
 POINTS = 300  # records of a site on the map, at most
-LETTERS = 280  # of a report, at most
+LETTERS = 600  # of a report, at most
+PLAIN = {"no", "finding", "lung", "other", "support", "enlarged"}  # words of labels that name no finding
 
 EXPLANATION = (
-    "Of each site, with the trained model: the first test film whose own report comes first among the reports of the "
-    "site's test split, and the first film whose own does not. Beside each film are the reports nearest to it, with "
-    "their cosine; its own is marked. Patients may share a sentence, so another report need not be wrong."
+    "Of each site, with the trained model: the first test image whose own report ranks first among the reports of the "
+    "site's test split, and the first image whose own does not. Beside each image are the reports nearest to it, with "
+    "their cosine; its own is bold, words of findings are marked. Another report with the same findings is not wrong."
 )
 MAP = (
-    "First two principal components of the trained model's vectors of the test records. Where sites lie apart, the "
-    "model tells sites apart, and not findings alone. What is near here need not be near in the space."
+    "First two principal components of the trained model's embeddings of the test studies. Where sites lie apart, the "
+    "model distinguishes sites, and not findings alone. What is near here need not be near in the whole space."
 )
 OWNERS_EYES = (
-    "This page shows films and reports of the site's own records. It is for their owner's eyes alone: do not send it "
+    "This page shows images and reports of the site's own patients. It is for their owner's eyes alone: do not send it "
     "to anybody, and remove it when you have looked"
 )
 
@@ -57,7 +62,7 @@ def section(run: Run) -> str:
     Raises ValueError where films are asked for of a run that has not finished, or whose models are elsewhere.
     """
     if run.films and not run.folder.model.exists():
-        raise ValueError(f"{run.folder.path} has not finished, so there is no model to show films with; go on with it")
+        raise ValueError(f"{run.folder.path} has not finished, so there is no model to show images with; resume it")
     if not wanted(run) or isinstance(run.folder.experiment().model, MultimodalConfig):
         return ""
     try:
@@ -65,7 +70,7 @@ def section(run: Run) -> str:
     except (ValueError, DeviceError) as error:  # as where the folder was copied without the sites' models
         if run.films:
             raise
-        log.warning("%s: no films: %s", run.folder.path, error)
+        log.warning("%s: no images: %s", run.folder.path, error)
         return ""
 
 
@@ -87,6 +92,7 @@ def _site(run: FinishedRun, site: str, image: Tensor, reports: Tensor) -> str:
     rank, _ = ranks(image, reports)
     cohort = run.assembly.cohort
     rows = cohort.rows("test", site)
+    findings = {word for name in (*CHEXPERT, *cohort.label_names) for word in name.lower().split()} - PLAIN
     out = ""
     for chosen in (rank == 0, rank > 0):
         if not chosen.any():
@@ -94,30 +100,37 @@ def _site(run: FinishedRun, site: str, image: Tensor, reports: Tensor) -> str:
         query = int(torch.nonzero(chosen)[0])
         cosines, nearest = (image[query] @ reports.T).topk(min(TOP, len(reports)))
         listed = "".join(
-            _report(number, cohort.reports[rows[index]], index == query, cosine)
+            _report(number, _marked(cohort.reports[rows[index]], findings), index == query, cosine)
             for number, (index, cosine) in enumerate(zip(nearest.tolist(), cosines.tolist(), strict=True), start=1)
         )
         own = int(rank[query]) + 1
         if own > TOP:
-            listed += _report(own, cohort.reports[rows[query]], True, float(image[query] @ reports[query]))
+            said = _marked(cohort.reports[rows[query]], findings)
+            listed += _report(own, said, True, float(image[query] @ reports[query]))
         first = f"{site}: its own report is number {own} of {len(reports)}"
-        picture = f'<img alt="a test film of {text(site)}" src="{film(cohort.images(rows[[query]])[0])}">'
+        picture = f'<img alt="a test image of {text(site)}" src="{film(cohort.original(int(rows[query]), SIDE))}">'
         out += f"<div>{picture}<div><h3>{text(first)}</h3><ol>{listed}</ol></div></div>"
     return out
 
 
-def _report(number: int, report: str, own: bool, cosine: float) -> str:
-    """A report in the list of a film, the ``number``-th of all."""
+def _marked(report: str, findings: Collection[str]) -> str:
+    """The report as HTML, cut where it is long, the words of ``findings`` marked."""
     said = report if len(report) <= LETTERS else f"{report[:LETTERS]}\N{HORIZONTAL ELLIPSIS}"
+    words = re.split(r"(\w+)", said)
+    return "".join(f"<mark>{text(word)}</mark>" if word.lower() in findings else text(word) for word in words)
+
+
+def _report(number: int, said: str, own: bool, cosine: float) -> str:
+    """A report (HTML) in the list of an image, the ``number``-th of all."""
     marked = ' class="own"' if own else ""
     of = "its own, " if own else ""
-    return f'<li value="{number}"{marked}>{text(said)} <span>({of}cosine {cosine:+.2f})</span></li>'
+    return f'<li value="{number}"{marked}>{said} <span>({of}cosine {cosine:+.2f})</span></li>'
 
 
 def _map(vectors: Vectors) -> str:
-    """Films and reports of all sites in the plane, for a model that all sites share."""
+    """Images and reports of all sites in the plane, for a model that all sites share."""
     out = ""
-    for index, title in enumerate(("Films", "Reports")):
+    for index, title in enumerate(("Images", "Reports")):
         of_sites = {site: pair[index][:POINTS] for site, pair in vectors.items()}
         if sum(map(len, of_sites.values())) < 3:
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fedvlp.core.metric_names import BYTES_UP
 from fedvlp.core.types import EVALUATE
@@ -23,51 +23,70 @@ from fedvlp.run.recalls import FROM_AVERAGE, GAIN, SITE, TOGETHER, TRAINED, Reca
 OVER = {
     names.AVERAGE: "average over sites",
     names.WORST: "worst site",
-    TOGETHER: "records of all sites in one set",
+    TOGETHER: "studies of all sites in one set",
 }
 EXPLANATION = (
-    "Each cell is the recall, or a difference of two, in percent, with its 95 % interval over resamples of the test "
-    "patients; candidates stay. The interval of the worst site holds the percentiles and twice the figure minus "
-    "the percentiles. How far another seed of the training would move a figure the intervals do not say, and "
-    "each of them is of one site by itself: of many sites, one may lie apart by chance. A source oracle knows only "
-    "which site a film and a report come from, and guesses among that site's records."
+    "Each cell is the recall, or a difference of two, in percent, with its 95 % interval by a bootstrap over the test "
+    "patients; candidates stay. For the worst site it is the union of the percentile and the basic interval. The "
+    "intervals do not cover other training seeds, and each is of one site by itself: of many sites, one may lie apart "
+    "by chance. A source oracle knows only which site an image and a report come from, and guesses among that site's "
+    "studies."
 )
+EXPLORE = "See images and reports: fedvlp explore RUN --data ..."
 MISSING = (
-    "There are no intervals over patients yet. They can be measured where the run's records are, with "
+    "There are no intervals over patients yet. They can be measured where the run's data are, with "
     "fedvlp report RUN --intervals."
 )
 UNMEASURABLE = (
     "There are no intervals over patients: what each site measured is its own model, beside the server's, and such "
     "models are not measured again."
 )
-OF_SERVER = " These figures are of the server's model; those that the sites sent are not."
+OF_SERVER = "These metrics are of the server's model; those that the sites sent are not."
+
+
+def at_a_glance(run: Run) -> str:
+    """R@1 over sites and by site, what the run is held against, and what to do next, as HTML; "" where not measured."""
+    if not run.recalls:
+        return ""
+    head = ("", "test pairs", "initial", "trained", "gained", "from the average", "chance")
+    chosen = [row for row in _trained(run.recalls) if _first(run, row)]
+    rows = [_of_site(run.recalls, row) for row in sorted(chosen, key=lambda row: row.over == SITE)]
+    title = f"R@1 on the test split, {SCOPES[_scope(run)]} (%), with 95 % intervals"
+    whose = f"<p>{text(OF_SERVER)}</p>" if run.evaluated and run.sends else ""
+    return f"<h3>{title}</h3>{whose}{table(head, rows)}{_left_out(run)}{_beside(run)}{_next(run)}"
+
+
+def _scope(run: Run) -> str:
+    """The candidates of the recalls that are shown first."""
+    return names.IN_BATCH if any(row.scope == names.IN_BATCH for row in run.recalls) else names.WHOLE_SET
+
+
+def _first(run: Run, row: Recall) -> bool:
+    """Whether the recall stands at the top of the page, and not in the table of the others."""
+    return (row.k, row.scope) == (1, _scope(run)) and row.over != TOGETHER
 
 
 def recall_tables(run: Run) -> str:
-    """Recalls over sites and by site, as HTML; without a measurement, the sentence that says how to get it."""
+    """The other recalls over sites, as HTML; without a measurement, the sentence that says how to get it."""
     if not run.recalls:
         return f"<p>{text(MISSING if run.measurable else UNMEASURABLE)}</p>"
-    beside = _beside(run)
-    explanation = EXPLANATION + OF_SERVER * bool(run.evaluated and run.sends)
     head = ("", "test pairs", "initial", "trained", "gained", "chance", "source oracle")
-    over = [_over(run.recalls, row) for row in _trained(run.recalls) if row.over != SITE]
-    out = f"{beside}<h3>Test split with intervals</h3><p>{text(explanation)}</p>{table(head, over)}"
-    scope = names.IN_BATCH if any(row.scope == names.IN_BATCH for row in run.recalls) else names.WHOLE_SET
-    head = ("site", "test pairs", "initial", "trained", "gained", "from the average", "chance")
-    sites = [
-        _of_site(run.recalls, row) for row in _trained(run.recalls) if (row.over, row.k, row.scope) == (SITE, 1, scope)
-    ]
-    return f"{out}<h3>R@1 by site, test, {SCOPES[scope]}, with intervals</h3>{table(head, sites)}{_left_out(run)}"
+    over = [_over(run.recalls, row) for row in _trained(run.recalls) if row.over != SITE and not _first(run, row)]
+    others = f"<h3>Test split with intervals</h3>{table(head, over)}" if over else ""
+    return f"<p>{text(EXPLANATION)}</p>{others}"
 
 
 def _beside(run: Run) -> str:
-    """What the run is held against, and the commands of what is not there, as HTML."""
-    if not run.beside:
-        return ""
+    """What the run is held against, as HTML; "" where nobody measured it."""
     rows = [[row.what, row.of_run, row.other, row.of_other] for row in run.beside]
-    shown = table(["", "this run", "held against", "its figure"], rows)
-    missing = "".join(f"<p>Not measured: {text(command)}.</p>" for command in lacking(run.folder))
-    return f"<h3>What it is worth</h3>{shown}{missing}"
+    return "<h3>What it is worth</h3>" + table(["", "this run", "held against", "its metric"], rows) if rows else ""
+
+
+def _next(run: Run) -> str:
+    """The commands of the runs that are not there to compare with, and of the page that shows images, as HTML."""
+    missing = lacking(run.folder) if run.method is not None else []
+    steps = [*(f"Compare with {command}" for command in missing), EXPLORE]
+    return f"<h3>What to do next</h3><ul>{''.join(f'<li>{text(step)}</li>' for step in steps)}</ul>"
 
 
 def _left_out(run: Run) -> str:
@@ -90,9 +109,9 @@ def _over(recalls: Sequence[Recall], row: Recall) -> list[str]:
 
 
 def _of_site(recalls: Sequence[Recall], row: Recall) -> list[str]:
-    """The cells of a site's recall."""
+    """The cells of a site's recall, or of one over sites."""
     figures = [_cell(recalls, row, figure) for figure in (INITIAL, TRAINED, GAIN, FROM_AVERAGE)]
-    return [row.site, f"{row.queries:,}", *figures, _percent_or_absent(row.chance)]
+    return [row.site or OVER[row.over], f"{row.queries:,}", *figures, _percent_or_absent(row.chance)]
 
 
 def _cell(recalls: Sequence[Recall], row: Recall, figure: str) -> str:
@@ -109,7 +128,7 @@ def _percent_or_absent(value: float) -> str:
 
 
 KS, ARROW = (1, 5), " \N{RIGHTWARDS ARROW} "
-KINDS = {names.AVERAGE: "average", names.WORST: "worst site", names.DISPARITY: "disparity (population std)"}
+KINDS = {names.AVERAGE: "average", names.WORST: "worst site", names.DISPARITY: "disparity (population SD)"}
 
 
 def section(run: Run) -> str:
@@ -120,17 +139,20 @@ def section(run: Run) -> str:
     notes = _notes(run, first, last)
     ends = {_moment(record): (record, figures) for record, figures in (run.measured[0], run.measured[-1])}
     over_sites = {name: figures for name, (_, figures) in ends.items()}
-    tables = "".join(_ends(split, over_sites) for split in ("test", "val"))
-    drawings = _over_rounds(run) + _by_site(run, {name: record for name, (record, _) in ends.items()})
+    spread = {names.DISPARITY: KINDS[names.DISPARITY]}  # alone, where the tables of recalls have the others
+    tables = _ends("test", over_sites, spread if run.recalls else KINDS) + _ends("val", over_sites, KINDS)
+    drawings = _over_rounds(run)
+    if not run.recalls:
+        drawings += _by_site(run, {name: record for name, (record, _) in ends.items()})
     return "".join(f"<p>{text(note)}</p>" for note in notes) + recall_tables(run) + tables + grid(drawings)
 
 
 def _notes(run: Run, first: Record, last: Record) -> list[str]:
     """What a reader must know of the figures: their definition, and what sets this run apart."""
     notes = [
-        "Recall@K (R@K) on held-out records, in percent, mean of both directions. Average and worst are over sites; "
-        "disparity is the population standard deviation over sites, as the papers do not define theirs. By chance, "
-        f"R@K is 100 K / {BATCH} in batches and 100 K / N in a whole set of N records, another at every site."
+        "Recall@K (R@K) on held-out studies, in percent, mean of both directions. Average and worst are over sites; "
+        "disparity is the population SD over sites, as the papers do not define theirs. Chance is "
+        f"100 K / {BATCH} in batches and 100 K / N in a whole set of N studies, which differs by site."
     ]
     if first is last:
         notes.append(f"Only one evaluation so far ({_moment(first)}).")
@@ -141,7 +163,7 @@ def _notes(run: Run, first: Record, last: Record) -> list[str]:
     if run.training and not any(record.get("bytes", {}).get(BYTES_UP, 1) for record, _ in run.training):
         notes.append("No site sent a tensor: each was measured with the model that it trained alone.")
     if any(record["members"] == [POOLED] for record in run.history):
-        notes.append("All records train at one place (pooled); its model is measured on the records of every site.")
+        notes.append("All studies train at one place (pooled); its model is measured on the studies of every site.")
     if run.left_out:
         notes.append(run.left_out)
     return notes
@@ -159,22 +181,22 @@ def _moment(record: Record) -> str:
     return f"trained, {record['round']} rounds" if record["phase"] == EVALUATE else f"after {record['round']} rounds"
 
 
-def _ends(split: str, ends: dict[str, dict[str, float]]) -> str:
+def _ends(split: str, ends: dict[str, dict[str, float]], kinds: Mapping[str, str]) -> str:
     """Table of one split with the initial and the trained model in each cell; "" where there is nothing.
 
-    ``ends``: which model -> name -> figure over sites.
+    ``ends``: which model -> name -> figure over sites; ``kinds``: which of these, with their columns' heads.
     """
     rows = []
     for scope, described in SCOPES.items():
         for k in KS:
             name = names.recall(split, k, scope)
-            values = [[of.get(names.over_sites(name, kind)) for of in ends.values()] for kind in KINDS]
+            values = [[of.get(names.over_sites(name, kind)) for of in ends.values()] for kind in kinds]
             if any(value is not None for of_kind in values for value in of_kind):
                 cells = [ARROW.join(map(_percent, of_kind)) for of_kind in values]
                 chance = f"{100 * k / BATCH:g}" if scope == names.IN_BATCH else ABSENT
                 rows.append([f"R@{k}, {described}", *cells, chance])
     title = f"{split.capitalize()} split: {ARROW.join(ends)}"
-    return f"<h3>{text(title)}</h3>{table(['', *KINDS.values(), 'chance'], rows)}" if rows else ""
+    return f"<h3>{text(title)}</h3>{table(['', *kinds.values(), 'chance'], rows)}" if rows else ""
 
 
 def _percent(value: float | None) -> str:

@@ -111,7 +111,7 @@ class Run:
     def left_out(self) -> str:
         """A sentence on the reported figures that are nowhere, since they would spoil every average; "" without any."""
         count = sum(map(impossible, self.history))
-        return f"Left out, as no model has such figures: {count} recalls or areas out of their range." if count else ""
+        return f"Left out, as no model has such metrics: {count} recalls or AUCs out of their range." if count else ""
 
     @cached_property
     def measured(self) -> list[tuple[Record, dict[str, float]]]:

@@ -16,7 +16,7 @@ from fedvlp.run.metrics import Record
 
 
 def head(run: Run) -> str:
-    """What happened, status and settings in short, as HTML."""
+    """What happened, status, metrics with baselines, the sites and what to do next, as HTML."""
     last: Record = run.history[-1] if run.history else {"round": 0, "phase": "", "members": []}
     done = [f"trained up to round {record['round']}, phase {record['phase']}" for record, _ in run.training]
     where = done[-1] if done else "not trained yet"
@@ -39,22 +39,33 @@ def head(run: Run) -> str:
     out += "".join(f'<p class="caution">{text(sentence)}.</p>' for sentence in cautions)
     if not run.config:
         return out + "<p>The folder has no config.json, so what was run is not known.</p>"
+    facts = {"method": html.kind(run.setting("method")), "sites": _sites(run, last)}
+    return out + html.pairs(facts) + retrieval_section.at_a_glance(run)
+
+
+def _sites(run: Run, last: Record) -> str:
+    """The sites that took part in the last phase."""
+    return ", ".join(site for site in run.sites if site in last["members"]) or "not known yet"
+
+
+def settings(run: Run) -> str:
+    """What was run in short, then all settings and versions, as HTML."""
+    if not run.config:
+        return sections.settings(run)
     image, words, size = (
         html.shown(run.setting(f"model.{key}")) for key in ("image_tower", "text_tower", "embedding_dim")
     )
     method = run.setting("method") or {}
     facts = {
-        "method": html.kind(method),
         "hyper-parameters": ", ".join(f"{k} = {html.shown(v, k)}" for k, v in method.get("args", {}).items()) or ABSENT,
         "objective": html.kind(run.setting("objective")),
         "model": f"image tower {image}, text tower {words}, {size} dimensions",
         "normalisation": _normalisation(run),
         "data": html.kind(run.setting("data")),
-        "sites": ", ".join(site for site in run.sites if site in last["members"]) or "not known yet",
         "seed": run.setting("rounds.seed"),
         "fingerprint": run.environment.get("fingerprint", "not recorded"),
     }
-    return out + html.pairs(facts)
+    return html.pairs(facts) + sections.settings(run)
 
 
 def _normalisation(run: Run) -> str:
@@ -69,7 +80,7 @@ def _normalisation(run: Run) -> str:
 SECTIONS: dict[str, Callable[[Run], str]] = {
     "": head,
     "Retrieval": retrieval_section.section,
-    "Films and the reports that they find": records.section,
+    "Test images and the reports retrieved for them": records.section,
     "Zero-shot by finding and site": sections.zero_shot,
     "Sites": sections.sites,
     "Loss": sections.losses,
@@ -80,7 +91,7 @@ SECTIONS: dict[str, Callable[[Run], str]] = {
     "Bytes and seconds": sections.costs,
     "Changes that sites sent": lambda run: sections.changes(run.history, run.sites, run.style),
     "Dropped updates": lambda run: sections.dropped(run.history),
-    "All settings and versions": sections.settings,
+    "All settings and versions": settings,
 }
 """The page from top to bottom: heading, and what writes its HTML, "" for no chapter. Those of plugins come last."""
 

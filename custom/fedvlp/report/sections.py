@@ -27,10 +27,9 @@ from fedvlp.run.zero_shot_areas import Area
 
 ARROW = "\N{RIGHTWARDS ARROW}"
 ZERO_SHOT = (
-    "Area under the ROC curve on the test films of every site, 0 to 1: the model ranks the films by sentences that say "
-    "the finding, and was trained on no label. Chance is 0.5. In brackets and as bars: 95 % intervals over resamples "
-    "of the test patients. A finding that a report does not mention counts as absent, an uncertain one is left out. "
-    "Behind a comma: positive films of all."
+    "AUC on the test images of every site, 0 to 1: the model ranks the images by sentences that say the finding, and "
+    "was trained on no label. Chance is 0.5. In brackets and as bars: 95 % bootstrap intervals over the test patients. "
+    "A finding that a report does not mention counts as absent, an uncertain one is left out. Last: positives / total."
 )
 
 
@@ -60,7 +59,7 @@ def _areas_of(areas: Sequence[Area], site: str, finding: str) -> str:
         return ABSENT
     trained = of[TRAINED]
     before = f"{of[INITIAL].area.value:.2f}" if INITIAL in of else ABSENT
-    return f"{before} {ARROW} {trained.area.unsigned(2)}, {trained.positive} of {trained.films}"
+    return f"{before} {ARROW} {trained.area.unsigned(2)}, {trained.positive} / {trained.films}"
 
 
 def _mean_areas(areas: Sequence[Area], site: str) -> str:
@@ -206,9 +205,9 @@ def _clouds(modality: str, sent: State) -> str:
 MEMBERSHIP = (
     "Membership: can an attacker who has the model and a record say whether it was trained on? Training records are "
     "compared with held-out ones of other patients of the same site, as many findings, and reports of like length. "
-    "Area under the ROC curve in percent, 50 is a coin; then the share of training records that are found while "
+    "AUC in percent, 50 is chance; then the share of training records that are found while "
     "so many of the others are taken for some. In brackets: 95 % intervals over patients. A stronger attack may exist, "
-    "and a low figure is no guarantee; only differential privacy gives a bound."
+    "and a low AUC is no guarantee; only differential privacy gives a bound."
 )
 EPSILON = "What epsilon leaves to any attack at most, on a record or on whether the whole data set of a site took part."
 READ_OFF = {
@@ -219,19 +218,19 @@ READ_OFF = {
         "privacy-he.json the server sees no update."
     ),
     TITLES["canaries"]: (
-        "Canaries: reports of random words, on held-out films. Exposure is log2 of the number of candidates less log2 "
-        "of the rank of the true phrase among them; it is about 1.44 bits by chance, and the most where the model has "
-        "the phrase by heart."
+        "Canaries: reports of random words, on held-out images. Exposure is log2 of the number of candidates minus "
+        "log2 of the rank of the true phrase among them; it is about 1.44 bits by chance, and highest where the model "
+        "has memorised the phrase."
     ),
     TITLES["sites"]: (
-        "Whose update is it? Told by how far it goes against the gradient of held-out records of each site. The area "
+        "Whose update is it? Judged by how far it goes against the gradient of held-out records of each site. The AUC "
         "is of a site's own batches against the others'; by chance: the same with updates and sites in every order, "
         "their own among them (200 where there are more): the mean, and where at least 95 % of these are. Fewer than "
-        "five sites have so few orders that no area can lie above."
+        "five sites have so few orders that no AUC can lie above."
     ),
     TITLES["inversion"]: (
-        "Films drawn from the gradient of one step on two records whose reports are known, compared with their film "
-        "and with the most alike of others: found where a reconstruction is more like its own."
+        "Images reconstructed from the gradient of one step on two records whose reports are known, compared with "
+        "their own and with the most alike of others: found where a reconstruction is more like its own."
     ),
 }
 

@@ -136,7 +136,7 @@ class Audit:
         said.append(
             f"Untrained model: area {off.area.unsigned()} ({off.attack}). "
             + (
-                "Members and others cannot be told apart before training, as it must be."
+                "Members and others cannot be distinguished before training, as it must be."
                 if near
                 else "Members and others differ before any training, so the figures below are partly of that "
                 "difference; read the scores that were gained in training."
@@ -255,7 +255,7 @@ def _sentences(audit: Audit) -> str:
     said = (
         f"Membership: the strongest of the attacks that were run ({most.attack}) tells {most.members:,} training "
         f"records from {most.others:,} others with an area under the ROC curve of {most.area.unsigned()} percent "
-        f"(a coin: 50); at a false positive rate of {RATES[0]:.0%} "
+        f"(chance: 50); at a false positive rate of {RATES[0]:.0%} "
         f"it finds {most.rates[0].unsigned()} percent of them. "
         "Stronger attacks may exist."
     )

@@ -35,7 +35,7 @@ from fedvlp.run.compare import BATCH, INITIAL, FinishedRun
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.model_card import RESULTS_END, with_block
 from fedvlp.run.recalls import GAIN, TOGETHER, TRAINED, Recall, is_built_in
-from fedvlp.run.simulate import PARTITION
+from fedvlp.run.simulate import PARTITION, noted_partition
 from fedvlp.training.config import DeviceError
 
 log = logging.getLogger(__name__)
@@ -120,13 +120,7 @@ def _is_measured_unasked(folder: RunFolder) -> bool:
         return False
     if is_built_in(experiment):
         return int(getattr(experiment.data, "size", 0)) <= recalls.UNASKED
-    return 0 < len(_partition(folder).get("ids", ())) <= OWN
-
-
-def _partition(folder: RunFolder) -> dict[str, Any]:
-    """Which record went to which site; empty where the run was not simulated here."""
-    file = folder.path / PARTITION
-    return dict(read_json(file)) if file.exists() else {}
+    return 0 < len(noted_partition(folder).get("ids", ())) <= OWN
 
 
 def measure_tower(folder: RunFolder, run: FinishedRun) -> Path | None:
@@ -216,7 +210,7 @@ def rows(folder: RunFolder) -> list[Beside]:
     shown = [start, _against(r1, trained, CHANCE, of[TRAINED].chance)]
     for row in measured:
         if (row.figure, row.over, row.k) == (TRAINED, TOGETHER, 1):
-            shown.append(_against("R@1 among the records of all sites", row.recall, ORACLE, row.oracle))
+            shown.append(_against("R@1 among the studies of all sites", row.recall, ORACLE, row.oracle))
     shown += _beside_tower(folder)
     for name, other in _siblings(folder):
         alike = [row for row in other if _kind(row) == _kind(of[TRAINED])]
@@ -246,7 +240,7 @@ def _beside_tower(folder: RunFolder) -> Iterator[Beside]:
 
 def _siblings(folder: RunFolder) -> Iterator[tuple[str, list[Recall]]]:
     """The recalls of the newest runs beside this one, on the same records, of sites alone and of pooled records."""
-    partition = _partition(folder).get("sha256")
+    partition = noted_partition(folder).get("sha256")
     for name, kind in ((ALONE, Local), (POOLED, Centralized)):
         for path in sorted(folder.path.resolve().parents[1].glob(f"*/*/{PARTITION}"), reverse=True):
             other = RunFolder(path.parent)
@@ -285,7 +279,7 @@ def verdict(shown: Sequence[Beside]) -> str:
     if any(row.other in (START, CHANCE) for row in level):
         return f"This run shows no more than {_listed(level)}."
     said = f"This run is worth more than {_listed(above)}"
-    return f"{said}; it is not told apart from {_listed(level)}." if level else f"{said}."
+    return f"{said}; it does not differ significantly from {_listed(level)}." if level else f"{said}."
 
 
 def _listed(shown: Sequence[Beside]) -> str:
@@ -295,5 +289,5 @@ def _listed(shown: Sequence[Beside]) -> str:
 def _for_card(shown: Sequence[Beside]) -> str:
     """The same for the model card, in Markdown."""
     lines = [f"| {row.what} | {row.of_run} | {row.other} | {row.of_other} |" for row in shown]
-    head = "| figure on the test split | these weights | held against | its figure |"
+    head = "| metric on the test split | these weights | held against | its metric |"
     return "\n".join([verdict(shown), "", head, "|---|---|---|---|", *lines])

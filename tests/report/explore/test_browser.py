@@ -157,7 +157,10 @@ def test_a_person_uses_every_tab(home: Path, program: subprocess.Popen[str], bro
     person.types("What to look for", "left basal effusion")
     person.clicks("Search")
     person.sees(".fx .card img", count=8)
-    person.clicks("Where did the model look?")
+    person.sees(".fx .card img").click()
+    person.sees(".fx img.large")
+    person.sees(".fx .note", ".png, ")  # the name of the file
+    person.clicks("Where does the model look for the phrase?")
     person.sees(".fx p", "left basal effusion")
     person.sees(".fx img.map")
     person.shows("phrase")
@@ -165,11 +168,11 @@ def test_a_person_uses_every_tab(home: Path, program: subprocess.Popen[str], bro
     person.types("What to look for", HOSTILE)
     person.clicks("Search")
     person.disappears(".fx img.map")
-    person.clicks("Where did the model look?")
+    person.clicks("Where does the model look for the phrase?")
     person.sees(".fx b", HOSTILE)
     assert browser.title == "fedvlp explore", "what a person or a record says is shown, and not run"
 
-    person.clicks("A film")
+    person.clicks("An image")
     person.sees("button", "Ask")
     drop = browser.find_element("css selector", "input[type=file]")
     drop.send_keys(str(home / "images" / "000005.png"))
@@ -188,13 +191,14 @@ def test_a_person_uses_every_tab(home: Path, program: subprocess.Popen[str], bro
         assert secret not in browser.page_source
     assert stored(home) == []
 
-    person.clicks("The space")
-    person.sees(".fx p", "Films by site")
+    person.clicks("Embeddings")
+    person.sees(".fx p", "Images by site")
     assert len(browser.find_elements("css selector", ".fx svg title")) == 40
     person.sees(".fx text", "of the variance", count=2)
     point = person.sees(".fx [data-index='5']")
     browser.execute_script("arguments[0].dispatchEvent(new MouseEvent('click', {bubbles: true}))", point)
     person.sees(".fx .card .report")
+    person.sees(".fx img.large")
     person.shows("space")
 
     elsewhere = {url for url in asked(browser) if not url.startswith((address, "data:", "blob:"))}

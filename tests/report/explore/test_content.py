@@ -97,7 +97,7 @@ def test_a_film_of_the_data_set_is_nearest_to_itself(explorer: Explorer) -> None
     assert first.index == 7
     assert first.cosine == pytest.approx(1.0, abs=1e-5)
     assert second.cosine < first.cosine
-    with pytest.raises(ValueError, match="this record has no film"):
+    with pytest.raises(ValueError, match="this record has no image"):
         explorer.film_of(1)
 
 
@@ -208,7 +208,7 @@ def test_what_cannot_be_shown_is_refused_in_a_sentence(model: DualEncoder, cohor
     classifier = MultimodalConfig(**{**vars(MODEL), "labels": ("a",)}).build(0)
     with pytest.raises(ValueError, match="explore: the model is a MultimodalClassifier, whose vectors are not trained"):
         Explorer.of(classifier, cohort)
-    with pytest.raises(ValueError, match="explore: no record there has a film"):
+    with pytest.raises(ValueError, match="explore: no record there has an image"):
         Explorer.of(model, cohort.without(np.zeros(24, bool), np.ones(24, bool)))
     with pytest.raises(ValueError, match="unknown split 'tset'"):
         Explorer.of(model, cohort, "tset")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -45,22 +46,38 @@ def upload(explorer: Explorer, tmp_path: Path) -> Path:
 
 
 def test_the_head_counts(answers: Answers) -> None:
-    assert "24 records: 24 films, 24 reports" in answers.head()
+    assert "24 records: 24 images, 24 reports" in answers.head()
 
 
 def test_a_phrase_and_then_where_the_model_looked(answers: Answers, explorer: Explorer) -> None:
-    cards, asked = answers.phrase("left effusion", 5.0)
+    cards = answers.phrase("left effusion", 5.0)
     nearest = explorer.near_phrase("left effusion", 5)
     assert [cards.count(record.key) for record in nearest] == [1] * 5
-    assert asked == ("left effusion", tuple(record.index for record in nearest))
-    second = explorer.film_of(nearest[1].index)
+    assert re.findall(r'data-index="(\d+)"', cards) == [str(record.index) for record in nearest]
+    index = answers.clicked(SimpleNamespace(index=nearest[1].index))
+    second = explorer.film_of(index)
     cosine = float(second.vector @ explorer.model.encode_text("left effusion"))
-    assert f"cosine {cosine:+.3f};" in answers.looked_at(asked, 2)
-    for rank in (0, 6, None):
-        with pytest.raises(ValueError, match="give the number of a film, 1 to 5"):
-            answers.looked_at(asked, rank)
-    with pytest.raises(ValueError, match="search for a phrase first"):
-        answers.looked_at(None, 1)
+    assert f"cosine {cosine:+.3f};" in answers.looked_at(index, "left effusion")
+    with pytest.raises(ValueError, match="click an image first"):
+        answers.looked_at(None, "left effusion")
+
+
+def test_an_image_is_viewed_as_its_file_has_it_and_its_name_is_for_its_owner(explorer: Explorer, upload: Path) -> None:
+    """Whole and larger than it was decoded for training, in a window of grey levels; one that has gone as decoded."""
+    from PIL import Image
+
+    whole = np.tile(np.arange(200, dtype=np.uint8), (150, 1))
+    Image.fromarray(whole).save(upload)
+    files = (upload, *[None] * (len(explorer.cohort) - 1))
+    known = replace(explorer, cohort=replace(explorer.cohort, files=files))
+    assert known.original(0).shape == (150, 200)
+    assert known.original(1).shape == (36, 36)
+    assert Answers(known).viewed(None, 128, 255) == ""
+    assert upload.name in Answers(known, names=True).viewed(0, 128, 255)
+    assert upload.name not in Answers(known).viewed(0, 128, 255)
+    assert known.cohort.take(np.array([0])).files == (upload,)
+    upload.unlink()
+    assert known.original(0).shape == (36, 36)
 
 
 def test_a_dropped_film_leaves_no_file(answers: Answers, upload: Path, tmp_path: Path) -> None:
@@ -83,7 +100,7 @@ def test_what_is_no_film_is_removed_too(answers: Answers, tmp_path: Path) -> Non
         answers.drop(str(tmp_path / "ab" / "DOE_JANE.txt"))
     assert "DOE" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match="drop a film: PNG"):
+    with pytest.raises(ValueError, match="drop an image: PNG"):
         answers.drop(None)
 
 
@@ -94,7 +111,7 @@ def test_where_it_looked_for_a_phrase_or_for_the_first_class(answers: Answers, e
     assert f"For <b>{dropped[1]}</b>" in answers.looked(dropped, " ")
     assert "For <b>left effusion</b>" in answers.looked(dropped, "left effusion")
     for ask in (lambda: answers.film(None, "", 2), lambda: answers.looked(None, "edema")):
-        with pytest.raises(ValueError, match="drop a film first"):
+        with pytest.raises(ValueError, match="drop an image first"):
             ask()
 
 
@@ -116,7 +133,8 @@ def test_records_without_reports_say_so(explorer: Explorer) -> None:
 def test_the_space_and_a_point_of_it(answers: Answers, explorer: Explorer) -> None:
     drawing = answers.space(FILMS, "site")
     assert drawing.count("<title>") == 24
-    assert "Films by site" in drawing
+    assert "Images by site" in drawing
+    assert explorer.cohort.reports[7][:60] in html.unescape(drawing)
     assert explorer.keys[7] in answers.point(SimpleNamespace(index=7))
 
 

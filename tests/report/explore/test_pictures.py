@@ -48,7 +48,7 @@ def test_a_card_says_all_of_a_record() -> None:
     for words in ("cosine +0.250", "north, test", "k1", "Edema", "Pneumonia?", "No effusion."):
         assert words in page
     assert page.count("<img") == 1
-    assert "no film" in page
+    assert "no image" in page
     assert "no report" in page
     assert "cosine -0.500" in page
     alone = pictures.card(record(cosine=float("nan")))
@@ -74,12 +74,19 @@ def test_what_a_record_says_runs_nothing() -> None:
         assert re.findall(r'(?:src|href)="(?!data:image/png)', page) == []
 
 
-def test_findings_have_bars() -> None:
+def test_findings_have_a_rank_and_nothing_that_reads_as_a_probability() -> None:
     page = pictures.findings([Finding("Edema", 0.3, 0.875), Finding("Pneumonia", -0.1, 0.0)], 1024)
-    assert "width:87.5%" in page
-    assert "88 %" in page
+    assert "%" not in page
     assert "+0.300" in page
-    assert "1,024 films" in page
+    assert "896 of 1,024" in page
+
+
+def test_a_window_of_grey_levels_fills_the_range() -> None:
+    page = pictures.windowed(PIXELS, level=128, width=64, said=HOSTILE)
+    shown = decoded(re.findall(r'src="([^"]+)"', page)[0])[..., 0].astype(int)
+    assert (shown[PIXELS <= 96].max(), shown[PIXELS >= 160].min()) == (0, 255)
+    assert abs(shown[PIXELS == 128].item() - 127) <= 1
+    assert "<script" not in page
 
 
 def test_where_it_looked_is_said_and_drawn() -> None:
@@ -98,14 +105,14 @@ def test_each_group_has_a_look_and_the_last_is_on_top() -> None:
     assert told == [("d", "not mentioned"), ("b", "absent"), ("e", "uncertain"), ("a", "present"), ("c", "present")]
     assert re.findall(r'data-index="(.)"', page) == ["3", "1", "4", "0", "2"]
     assert "present (2)" in page
-    assert "5 of 50, drawn by lot" in page
+    assert "5 of 50, a random sample" in page
     assert "first component, 75 % of the variance" in page
-    assert "tells them apart" not in page
+    assert "distinguishes them" not in page
     sites = Projection(points, (0, 1, 2, 3, 4), ("s2", "s1", "s1", "s3", "s2"), (0.5, 0.5), 5)
     page = pictures.projection(sites, "abcde", REPORTS, "site")
     assert re.findall(r"</svg>(s\d) \((\d)\)", page) == [("s1", "2"), ("s2", "2"), ("s3", "1")]
     assert "Reports by site" in page
-    assert "Where the sites lie apart, the model tells them apart." in page
+    assert "Where the sites lie apart, the model distinguishes them." in page
 
 
 def test_twelve_sites_are_told_apart() -> None:

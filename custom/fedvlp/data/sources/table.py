@@ -413,6 +413,7 @@ class TableSource:
             subgroups=subgroups,
             subgroup_names=subgroup_names,
             stored=tuple(images.stored[index] for index in numbers),
+            files=tuple(listed.files[index] for index in numbers),
         )
 
     def _grouping(self, present: set[str]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from fedvlp.models.use import class_cosines, sentences_of
 from fedvlp.report.sections import components
 from fedvlp.run.search import image_vectors, ranked, require_contrastive, rows_of, text_vectors
 
-FILMS, REPORTS = "films", "reports"
+FILMS, REPORTS = "images", "reports"
 """Whose vectors are asked for."""
 
 SITE, SPLIT = "site", "split"
@@ -35,6 +35,9 @@ NOT_MENTIONED = "not mentioned"
 POINTS = 2000
 """Records that a projection shows at most: more would hide each other, and the browser would be slow."""
 
+
+SIDE = 1024
+"""Longer side of an image that is looked at, pixels."""
 
 EQUAL = 1e-6
 """Cosines that differ by less are equal: a film alone has not the last bits that it has among others."""
@@ -103,7 +106,7 @@ class Explorer:
         require_contrastive(model, "explore")
         rows = rows_of(cohort, split)
         if not cohort.has_image()[rows].any():
-            raise NoRecordsError("explore: no record there has a film; give data with images, or another split")
+            raise NoRecordsError("explore: no record there has an image; give data with images, or another split")
         shown = as_written(cohort)
         keys = tuple(shown[cohort.ids[row]] for row in rows)
         return cls(model, cohort, rows, keys, image_vectors(model, cohort, rows), text_vectors(model, cohort, rows))
@@ -117,8 +120,25 @@ class Explorer:
         return [*([] if self.cohort.sites is None else [SITE]), SPLIT, *self.cohort.label_names]
 
     def near(self, vector: Tensor, top: int, among: str = FILMS) -> list[Record]:
-        """The ``top`` records whose films, or ``among`` reports, are nearest to a unit vector [d], nearest first."""
-        return self._records(ranked(self.films if among == FILMS else self.reports, vector, top))
+        """The ``top`` studies whose images, or ``among`` reports, are nearest to a unit vector [d]: one record each."""
+        studies: dict[str, tuple[int, float]] = {}
+        for index, cosine in ranked(self.films if among == FILMS else self.reports, vector, len(self)):
+            study = self.cohort.studies[self.rows[index]] or f"record {index}"
+            studies.setdefault(study, (index, cosine))
+            if len(studies) == top:
+                break
+        return self._records(list(studies.values()))
+
+    def original(self, index: int) -> np.ndarray:
+        """The image of a record as its file has it, uint8. Raises ValueError for a record without an image."""
+        if not self.cohort.has_image()[self.rows[index]]:
+            raise ValueError("this record has no image; choose another")
+        return self.cohort.original(int(self.rows[index]), SIDE)
+
+    def name_of(self, index: int) -> str:
+        """Name of a record's file, for its owner alone; "" where it is not known."""
+        file = self.cohort.files[self.rows[index]] if self.cohort.files else None
+        return "" if file is None else file.name
 
     def near_phrase(self, phrase: str, top: int) -> list[Record]:
         """The ``top`` records whose films are nearest to a phrase. Raises ValueError for an empty one."""
@@ -139,7 +159,7 @@ class Explorer:
         """The film of a record. Raises ValueError for a record without a film."""
         row = self.rows[[index]]
         if not self.cohort.has_image()[row][0]:
-            raise ValueError("this record has no film; choose another")
+            raise ValueError("this record has no image; choose another")
         levels = torch.from_numpy(self.cohort.images(row))  # decoded already
         prepared = eval_batch(levels, self.model.config.image_size)[0]
         return Film(prepared, self.model.encode_image(prepared).float().cpu())

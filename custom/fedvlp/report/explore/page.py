@@ -17,10 +17,11 @@ from fedvlp.report.explore.content import FILMS, REPORTS, Explorer, Film
 from fedvlp.report.html import text
 
 TITLE = "fedvlp explore"
+NOTE = 160  # letters of a report that a point of the projection says
 MOST = 48
 """Records that can be shown at once."""
 
-HINT = "Drop a film: its findings, where the model looked, similar films and the nearest reports are shown here."
+HINT = "Drop an image: its findings, a saliency map, similar images and the nearest reports are shown here."
 
 CLICKS = """
 element.addEventListener("click", event => {
@@ -28,10 +29,7 @@ element.addEventListener("click", event => {
     if (point) trigger("click", {index: Number(point.dataset.index)});
 });
 """
-"""In the browser: a click on a point of the projection tells the index of its record."""
-
-Asked = tuple[str, tuple[int, ...]]
-"""A phrase, and the indices of the records that were shown for it."""
+"""In the browser: a click on a card, or on a point of the projection, tells the index of its record."""
 
 Dropped = tuple[Film, str]
 """A film, and the class that comes first for it, "" where there is none."""
@@ -40,37 +38,46 @@ Dropped = tuple[Film, str]
 class Answers:
     """What each control of the page is answered with: HTML, and what the next question needs."""
 
-    def __init__(self, explorer: Explorer) -> None:
+    def __init__(self, explorer: Explorer, names: bool = False) -> None:
         self.explorer = explorer
+        self.names = names  # whether names of files are shown: to the owner of the records alone
 
     def head(self) -> str:
         """What the page is about."""
         explorer = self.explorer
         films, reports = (int((~vectors[:, 0].isnan()).sum()) for vectors in (explorer.films, explorer.reports))
         return (
-            f'<div class="fx"><h1>{text(TITLE)}</h1><p class="note">{len(explorer):,} records: {films:,} films, '
+            f'<div class="fx"><h1>{text(TITLE)}</h1><p class="note">{len(explorer):,} records: {films:,} images, '
             f"{reports:,} reports. Research software, and no medical device.</p></div>"
         )
 
-    def phrase(self, phrase: str, top: float) -> tuple[str, Asked]:
-        """The films nearest to a phrase."""
-        records = self.explorer.near_phrase(phrase, int(top))
-        return pictures.cards(records, "no film"), (phrase, tuple(record.index for record in records))
+    def phrase(self, phrase: str, top: float) -> str:
+        """The images nearest to a phrase."""
+        return pictures.cards(self.explorer.near_phrase(phrase, int(top)), "no image")
 
-    def looked_at(self, asked: Asked | None, rank: float | None) -> str:
-        """Where the model looks for the phrase in one of the films that were shown for it."""
-        if asked is None:
-            raise ValueError("search for a phrase first")
-        phrase, indices = asked
-        if rank is None or not 1 <= int(rank) <= len(indices):
-            raise ValueError(f"give the number of a film, 1 to {len(indices)}")
-        film = self.explorer.film_of(indices[int(rank) - 1])
-        return pictures.looked(self.explorer.looked(film, phrase), phrase)
+    def clicked(self, event: Any) -> int:
+        """The index of the record of a card or point that was clicked."""
+        return int(event.index)
+
+    def viewed(self, index: int | None, level: float, width: float) -> str:
+        """The image of a record as its file has it, in a window of grey levels; "" before one was clicked."""
+        if index is None:
+            return ""
+        record = self.explorer.record(index)
+        name = self.explorer.name_of(index) if self.names else ""
+        said = ", ".join(filter(None, (name, record.site, record.split, *record.labels)))
+        return pictures.windowed(self.explorer.original(index), level, width, said)
+
+    def looked_at(self, index: int | None, phrase: str) -> str:
+        """Where the model looks for a phrase in the image that was clicked."""
+        if index is None:
+            raise ValueError("click an image first")
+        return pictures.looked(self.explorer.looked(self.explorer.film_of(index), phrase), phrase)
 
     def drop(self, file: str | None) -> Film:
         """The film in a file, which is removed."""
         if file is None:
-            raise ValueError("drop a film: PNG, JPEG, TIFF or DICOM")
+            raise ValueError("drop an image: PNG, JPEG, TIFF or DICOM")
         try:
             return self.explorer.film(Path(file))
         finally:
@@ -79,7 +86,7 @@ class Answers:
     def film(self, film: Film | None, classes: str, top: float) -> tuple[Dropped, str, str, str, str]:
         """The film itself, findings, similar films, and the reports nearest to it."""
         if film is None:
-            raise ValueError("drop a film first")
+            raise ValueError("drop an image first")
         named = [name.strip() for name in classes.split(",") if name.strip()] or None
         first, table = "", "<p>This model has no classes of its own: give some, with commas between them.</p>"
         if named or self.explorer.model.prompts:
@@ -90,14 +97,14 @@ class Answers:
             (film, first),
             pictures.seen(film.prepared),
             table,
-            pictures.cards(self.explorer.near(film.vector, int(top)), "no film"),
+            pictures.cards(self.explorer.near(film.vector, int(top)), "no image"),
             pictures.cards(self.explorer.near(film.vector, int(top), REPORTS), "no record there has a report"),
         )
 
     def looked(self, dropped: Dropped | None, phrase: str) -> str:
         """Where in the dropped film the model looks for a phrase, or, if that is empty, for the first class."""
         if dropped is None:
-            raise ValueError("drop a film first")
+            raise ValueError("drop an image first")
         film, first = dropped
         said = phrase.strip() or first.lower()
         return pictures.looked(self.explorer.looked(film, said), said) if said else ""
@@ -105,7 +112,9 @@ class Answers:
     def space(self, among: str, colour: str) -> str:
         """The vectors in the plane."""
         plane = self.explorer.projection(among, colour)
-        return pictures.projection(plane, self.explorer.keys, among, colour)
+        reports = [self.explorer.cohort.reports[row] for row in self.explorer.rows]
+        notes = [f"{key}: {report[:NOTE]}" for key, report in zip(self.explorer.keys, reports, strict=True)]
+        return pictures.projection(plane, notes, among, colour)
 
     def point(self, clicked: Any) -> str:
         """The record of a point that was clicked."""
@@ -119,20 +128,20 @@ def remove(file: Path) -> None:
         file.parent.rmdir()
 
 
-def page(explorer: Explorer) -> Any:
-    """The page as an ASGI application. Call it within ``serve.own_folder``."""
+def page(explorer: Explorer, names: bool = False) -> Any:
+    """The page as an ASGI application. Call it within ``serve.own_folder``. ``names``: shows names of files."""
     import gradio as gr
     from fastapi import FastAPI
 
     theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
     with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
-        answers = Answers(explorer)
+        answers = Answers(explorer, names)
         _shown(gr, answers.head())
         with gr.Tab("A phrase"):
             _phrase_tab(gr, answers)
-        with gr.Tab("A film"):
+        with gr.Tab("An image"):
             _film_tab(gr, answers)
-        with gr.Tab("The space") as space:
+        with gr.Tab("Embeddings") as space:
             _space_tab(gr, answers, space)
     blocks.queue(default_concurrency_limit=1)
     bare = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
@@ -156,44 +165,68 @@ def _shown(gr: Any, html: str = "") -> Any:
     return gr.HTML(html, js_on_load=None)
 
 
-def _section(gr: Any, heading: str) -> Any:
-    """A component that shows HTML, below a heading."""
+def _section(gr: Any, heading: str, script: str | None = None) -> Any:
+    """A component that shows HTML, below a heading; ``script``: what the browser runs for it, of this module's own."""
     _shown(gr, f'<div class="fx"><h3>{text(heading)}</h3></div>')
-    return _shown(gr)
+    return gr.HTML(js_on_load=script)
 
 
 def _phrase_tab(gr: Any, answers: Answers) -> None:
-    asked = gr.State(None)
     with gr.Row():
         phrase = gr.Textbox(label="What to look for", placeholder="left basal effusion", scale=4)
-        top = gr.Slider(1, MOST, value=12, step=1, label="How many films", scale=2)
+        top = gr.Slider(1, MOST, value=12, step=1, label="How many studies", scale=2)
         button = gr.Button("Search", variant="primary", scale=1, elem_classes="fx-beside")
-    films = _shown(gr)
-    with gr.Row(visible=False) as after:
-        rank = gr.Number(label="Number of a film", value=1, precision=0, minimum=1, scale=1)
-        where = gr.Button("Where did the model look?", scale=2, elem_classes="fx-beside")
+    films = gr.HTML(js_on_load=CLICKS)
+    index = _viewer(gr, answers, films)
+    where = gr.Button("Where does the model look for the phrase?")
     seen = _shown(gr)
     for event in (phrase.submit, button.click):
-        told = event(_told(gr, answers.phrase), [phrase, top], [films, asked], api_visibility="private")
-        told.success(lambda: (gr.Row(visible=True), ""), None, [after, seen], api_visibility="private")
-    where.click(_told(gr, answers.looked_at), [asked, rank], seen, api_visibility="private")
+        told = event(_told(gr, answers.phrase), [phrase, top], films, api_visibility="private")
+        told.success(lambda: "", None, seen, api_visibility="private")
+    where.click(_told(gr, answers.looked_at), [index, phrase], seen, api_visibility="private")
+
+
+def _viewer(gr: Any, answers: Answers, *clickable: Any) -> Any:
+    """The image of the card or point that is clicked, large, with level and window; returns the state of its index."""
+    index = gr.State(None)
+    with gr.Row(visible=False) as window:
+        level = gr.Slider(0, 255, value=128, step=1, label="Level")
+        width = gr.Slider(1, 255, value=255, step=1, label="Window")
+    large = _shown(gr)
+    for component in clickable:
+        component.click(_of_event(gr, answers.clicked), None, index, api_visibility="private")
+    shown = _told(gr, lambda *given: (answers.viewed(*given), gr.Row(visible=given[0] is not None)))
+    for event in (index.change, level.change, width.change):
+        event(shown, [index, level, width], [large, window], api_visibility="private")
+    return index
+
+
+def _of_event(gr: Any, answer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The answer to an event, which Gradio gives by the annotation of its argument."""
+
+    def told(clicked: Any) -> Any:
+        return _told(gr, answer)(clicked)
+
+    told.__annotations__["clicked"] = gr.EventData
+    return told
 
 
 def _film_tab(gr: Any, answers: Answers) -> None:
     film, dropped = gr.State(None), gr.State(None)
     with gr.Row():
         with gr.Column(scale=2):
-            file = gr.File(label="A film: PNG, JPEG, TIFF or DICOM", height=150)
+            file = gr.File(label="An image: PNG, JPEG, TIFF or DICOM", height=150)
             shown = _shown(gr)
             phrase = gr.Textbox(label="Where to look for (empty: the first class)", placeholder="left basal effusion")
             classes = gr.Textbox(label="Classes (empty: the model's own)", placeholder="edema, rib fracture")
-            top = gr.Slider(1, MOST, value=4, step=1, label="How many films and reports")
+            top = gr.Slider(1, MOST, value=4, step=1, label="How many studies")
             ask = gr.Button("Ask", variant="primary")
         with gr.Column(scale=5):
             hint = _shown(gr, f'<div class="fx"><p class="note">{text(HINT)}</p></div>')
             with gr.Column(visible=False) as results:
                 findings, seen = _section(gr, "Findings"), _section(gr, "Where the model looked")
-                similar, reports = _section(gr, "Similar films"), _section(gr, "Nearest reports")
+                similar, reports = _section(gr, "Similar images", CLICKS), _section(gr, "Nearest reports", CLICKS)
+                _viewer(gr, answers, similar, reports)
     answered = [dropped, shown, findings, similar, reports]
     read = file.upload(_told(gr, answers.drop), file, film, api_visibility="private")
     for after in (read.success, read.failure):
@@ -215,16 +248,12 @@ def _space_tab(gr: Any, answers: Answers, tab: Any) -> None:
     with gr.Row():
         with gr.Column(scale=4):
             plane = gr.HTML(js_on_load=CLICKS)
-        with gr.Column(scale=1, min_width=240):
+        with gr.Column(scale=2, min_width=240):
             record = _shown(gr)
+            _viewer(gr, answers, plane)
     for event in (tab.select, among.change, colour.change):
         event(_told(gr, answers.space), [among, colour], plane, api_visibility="private")
-
-    def point(clicked: Any) -> Any:
-        return _told(gr, answers.point)(clicked)
-
-    point.__annotations__["clicked"] = gr.EventData  # by which Gradio knows what to give
-    plane.click(point, None, record, api_visibility="private")
+    plane.click(_of_event(gr, answers.point), None, record, api_visibility="private")
 
 
 def _told(gr: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
@@ -237,6 +266,8 @@ def _told(gr: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
             raise gr.Error(str(error), print_exception=False) from None
         except Exception as error:  # its text may have a path
             kind = type(error).__name__
-            raise gr.Error(f"this cannot be done ({kind}); try another film or phrase", print_exception=False) from None
+            raise gr.Error(
+                f"this cannot be done ({kind}); try another image or phrase", print_exception=False
+            ) from None
 
     return told

@@ -38,9 +38,9 @@ scrollbar-width:thin;scrollbar-color:var(--border-color-primary) transparent}
 .fx table th,.fx table td{padding:.25rem .6rem;text-align:left;border:0;
 border-bottom:1px solid var(--border-color-primary)}
 .fx td.number,.fx th.number{text-align:right;white-space:nowrap}
-.fx .bar{height:.7rem;min-width:7rem;border-radius:3px;background:var(--border-color-primary)}
-.fx .bar>div{height:100%;border-radius:3px;background:#0072B2}
+.fx .card[data-index]{cursor:zoom-in}
 .fx .seen{width:100%;max-width:260px;background:#000;display:block;border-radius:8px}
+.fx .large{width:100%;max-width:1024px;background:#000;display:block;border-radius:8px}
 .fx .map{width:100%;max-width:860px;display:block;background:#fff;border-radius:8px}
 .fx svg{width:100%;max-width:900px;height:auto;display:block}
 .fx svg text{fill:var(--body-text-color);font-size:13px}
@@ -53,7 +53,7 @@ border-bottom:1px solid var(--border-color-primary)}
 """
 
 MARKERS = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "M-3.5-3.5h7v7h-7z", "M0-4.6L4.4 3.4H-4.4z", "M0-5L5 0L0 5L-5 0z")
-"""Outlines about the origin: circle, square, triangle, diamond. With another colour each, 12 groups are told apart."""
+"""Outlines about the origin: circle, square, triangle, diamond. With another colour each, 12 groups are distinct."""
 
 ORDER = (NOT_MENTIONED, "absent", "uncertain", "present", "train", "val", "test")
 """Groups in which order they are drawn, the last on top; sites are sorted by name."""
@@ -76,7 +76,17 @@ def seen(prepared: Tensor) -> str:
     """A film, float32 [C, S, S] in -1..1, as the model sees it."""
     pixels = ((prepared + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     shown = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
-    return f'<div class="fx"><img class="seen" alt="the film as the model sees it" src="{film(shown.numpy())}"></div>'
+    return f'<div class="fx"><img class="seen" alt="the image as the model sees it" src="{film(shown.numpy())}"></div>'
+
+
+def windowed(pixels: np.ndarray, level: float, width: float, said: str) -> str:
+    """An image, uint8, of whose grey levels those about ``level`` fill the screen's range, with what is ``said`` of it.
+
+    It is as large as there is room; a click opens nothing more.
+    """
+    shown = (np.asarray(pixels, np.float32) - (level - width / 2)) * (255 / max(width, 1.0))
+    picture = film(shown.clip(0, 255).astype(np.uint8))
+    return f'<div class="fx"><p class="note">{text(said)}</p><img class="large" alt="an image" src="{picture}"></div>'
 
 
 def cards(records: Sequence[Record], otherwise: str) -> str:
@@ -93,14 +103,14 @@ def card(record: Record) -> str:
 
 
 def _card(rank: int | None, record: Record) -> str:
-    picture = '<div class="none">no film</div>'
+    picture = '<div class="none">no image</div>'
     if record.pixels is not None:
-        picture = f'<img alt="film {rank or ""}" src="{film(record.pixels)}">'
+        picture = f'<img alt="image {rank or ""}" src="{film(record.pixels)}">'
     first = f"<b>{rank}</b><span>cosine {record.cosine:+.3f}</span>" if rank else ""
     where = ", ".join(filter(None, (record.site, record.split)))
     tags = "".join(f'<span class="tag">{text(label)}</span>' for label in record.labels)
     return (
-        f'<div class="card">{picture}<div class="said">'
+        f'<div class="card" data-index="{record.index}">{picture}<div class="said">'
         f'<div class="first">{first}</div>'
         f'<div>{text(where)}</div><div class="key">{text(record.key)}</div><div>{tags}</div>'
         f'<p class="report">{text(record.report or "no report")}</p></div></div>'
@@ -108,18 +118,16 @@ def _card(rank: int | None, record: Record) -> str:
 
 
 def findings(listed: Sequence[Finding], films: int) -> str:
-    """A table of findings with bars. ``films``: how many of the data set they are compared with."""
+    """A table of findings. ``films``: how many of the data set they are compared with."""
     rows = "".join(
         f'<tr><td>{text(one.name)}</td><td class="number">{one.cosine:+.3f}</td>'
-        f'<td><div class="bar"><div style="width:{100 * one.below:.1f}%"></div></div></td>'
-        f'<td class="number">{100 * one.below:.0f} %</td></tr>'
+        f'<td class="number">{one.below * films:,.0f} of {films:,}</td></tr>'
         for one in listed
     )
     return (
         '<div class="fx"><table><thead><tr><th>class</th><th class="number">cosine</th>'
-        f'<th colspan="2">films of the data set that are less like it</th></tr></thead><tbody>{rows}</tbody></table>'
-        f'<p class="note">Compared with {films:,} films. These are no probabilities, and this is no medical device: a '
-        "film high in the list is more like the sentences of the class than most others are.</p></div>"
+        '<th class="number">images of the data set with a lower cosine</th></tr></thead>'
+        f'<tbody>{rows}</tbody></table><p class="note">A rank among images, not a probability.</p></div>'
     )
 
 
@@ -127,13 +135,13 @@ def looked(result: Attribution, phrase: str) -> str:
     """The film beside the same film with the map of a phrase on it."""
     return (
         f'<div class="fx"><p>For <b>{text(phrase)}</b>: {text(result.sentence)}.</p>'
-        f'<img class="map" alt="the film, and the map on it" src="{_address(drawn(result))}">'
+        f'<img class="map" alt="the image, and the map on it" src="{_address(drawn(result))}">'
         '<p class="note">It says what the model looks at, and not whether it is right.</p></div>'
     )
 
 
-def projection(plane: Projection, keys: Sequence[str], among: str, colour: str) -> str:
-    """The points with a legend; a point says its record when it is pointed at. ``keys``: by index, of the records.
+def projection(plane: Projection, notes: Sequence[str], among: str, colour: str) -> str:
+    """The points with a legend; a point that is pointed at says its note. ``notes``: by index, of the records.
 
     The index of a point's record is in its attribute ``data-index``.
     """
@@ -141,16 +149,18 @@ def projection(plane: Projection, keys: Sequence[str], among: str, colour: str) 
     looks = {name: _look(index, name) for index, name in enumerate(groups)}
     first, second = (f"{100 * share:.0f} % of the variance" for share in plane.shares)
     count = len(plane.indices)
-    drawn_of = f"{count:,} of {plane.total:,}, drawn by lot" if count < plane.total else f"{count:,}"
-    what = "Reports" if among == REPORTS else "Films"
-    note = "Click a point to see its record. These are the first two principal components of the vectors: what is near "
-    note += "in the plane need not be near in the space."
-    note += " Where the sites lie apart, the model tells them apart." if colour == SITE else ""
+    drawn_of = f"{count:,} of {plane.total:,}, a random sample" if count < plane.total else f"{count:,}"
+    what = "Reports" if among == REPORTS else "Images"
+    note = (
+        "Point at a study for its report, click for its image. First two principal components of the embeddings: what "
+    )
+    note += "is near here need not be near in the whole space."
+    note += " Where the sites lie apart, the model distinguishes them." if colour == SITE else ""
     return (
         f'<div class="fx"><p><b>{what} by {text(colour)}</b> ({drawn_of})</p>{_legend(plane, looks)}'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 24}" role="img" aria-label="{what} in the plane, by {text(colour)}">'
         f'<rect class="frame" x="1" y="1" width="{WIDTH - 2}" height="{HEIGHT - 2}" rx="8"/>'
-        f"{_points(plane, looks, keys)}"
+        f"{_points(plane, looks, notes)}"
         f'<text x="{WIDTH / 2}" y="{HEIGHT + 18}" text-anchor="middle">first component, {first}</text>'
         f'<text transform="translate(17 {HEIGHT / 2}) rotate(-90)" text-anchor="middle">second component, {second}'
         f'</text></svg><p class="note">{note}</p></div>'
@@ -170,7 +180,7 @@ def _legend(plane: Projection, looks: Looks) -> str:
     return f'<div class="legend">{shown}</div>'
 
 
-def _points(plane: Projection, looks: Looks, keys: Sequence[str]) -> str:
+def _points(plane: Projection, looks: Looks, notes: Sequence[str]) -> str:
     """The points of one group after those of the other, so that the last group is on top."""
     x, y = _scaled(plane.points)
     drawing = []
@@ -179,7 +189,7 @@ def _points(plane: Projection, looks: Looks, keys: Sequence[str]) -> str:
             drawing.append(
                 f'<path data-index="{plane.indices[i]}" d="{outline}" fill="{colour}" fill-opacity=".75" '
                 f'transform="translate({x[i]:.1f} {y[i]:.1f})">'
-                f"<title>{text(keys[plane.indices[i]])}: {text(name)}</title></path>"
+                f"<title>{text(notes[plane.indices[i]])}: {text(name)}</title></path>"
             )
     return "".join(drawing)
 

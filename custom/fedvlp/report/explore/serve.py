@@ -23,7 +23,7 @@ LOOPBACK = "127.0.0.1"
 PORT = 7860
 
 SEEN_BY_OTHERS = (
-    "whoever reaches this port, from any machine, sees the films and reports of the data set, without a password and "
+    "whoever reaches this port, from any machine, sees the images and reports of the data set, without a password and "
     "unencrypted; end it with Ctrl-C, and leave --host out to serve this machine alone"
 )
 
