@@ -31,7 +31,7 @@ MISTAKES = {one.split("\n")[0].removeprefix("$ fedvlp").strip(): one.strip().spl
 USAGE = {
     "simulate feddra extra": "unexpected extra argument(s) (extra)",
     "simulate feddra --nonsense": "No such option: --nonsense",
-    "predict runs/fedavg/001": "Missing argument 'films'",
+    "predict runs/fedavg/001": "Missing argument 'images'",
     "jobs nonsense": "No such command 'nonsense'",
 }
 """What the command-line library itself refuses, in a frame."""

@@ -151,7 +151,7 @@ def test_without_pairs_that_are_held_out_there_is_no_recall(split: str, report: 
     assembly = Assembly(of_table(films, split, report), accept_phi_risk=True)
     found = held_out(assembly, assembly.modules()[0])
     assert found == {"queries": 0, "candidates": 32, "chance_r1": 3.125}
-    assert _recall(found) == "fewer than 32 with films and reports, so no recall is measured"
+    assert _recall(found) == "fewer than 32 with images and reports, so no recall is measured"
 
 
 def test_pairs_that_are_held_out_are_measured(films: Path) -> None:

@@ -74,9 +74,7 @@ def simulate(
             help="Folder of a run: all but the method is that run's, with as many steps.", callback=known.run_if_given
         ),
     ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Folder of a run to go on with.", callback=known.run_if_given)
-    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Folder of a run to resume.", callback=known.run_if_given)] = None,
     workers: Annotated[int, typer.Option(help="Sites trained side by side; 0 = as many as cores.")] = 0,
     accept_phi_risk: AcceptAll = False,
     accept_phi_kind: AcceptKinds = None,
@@ -268,11 +266,13 @@ def report(
     ] = False,
     films: Annotated[
         bool,
-        typer.Option("--films", help="Writes report-films.html, with films and reports: for their owner's eyes alone."),
+        typer.Option(
+            "--films", help="Writes report-films.html, with images and reports: for their owner's eyes alone."
+        ),
     ] = False,
     plugins: Plugins = None,
 ) -> None:
-    """Writes one page with the curves, the sites and the weights of a run."""
+    """Writes one page on a run: its metrics beside baselines, the sites, curves, costs and settings."""
     from rich.console import Console
 
     from fedvlp.cli.tables import show_beside, summary_tables
@@ -283,7 +283,7 @@ def report(
     folder = RunFolder(run)
     experiment, history = folder.experiment(), folder.history()
     if not history:
-        print(f"{run} has no complete phase yet, so there is nothing to report; go on with --resume {run}")
+        print(f"{run} has no complete phase yet, so there is nothing to report; resume it with --resume {run}")
         raise typer.Exit(1)
     page = write_report(folder, intervals, films)
     tables = summary_tables(experiment.name, summary(history))
@@ -300,7 +300,7 @@ def tell_outgoing(folder: RunFolder) -> None:
     from fedvlp.deploy.outgoing import rehearsed
 
     for site, row in rehearsed(folder):
-        told = row if isinstance(row, str) else f"area {row.area.unsigned()} by {row.attack}"
+        told = row if isinstance(row, str) else f"AUC {row.area.unsigned()} by {row.attack}"
         print(f"{site}: {told}")
     print("an update is refused where the lower end is above envelope.most_membership in local/fedvlp.json")
 
@@ -313,7 +313,8 @@ def audit(
         bool, typer.Option("--controls/--no-controls", help="Also plants a leak, which the attacks must find.")
     ] = True,
     invert: Annotated[
-        float, typer.Option("--invert", help="Seconds to draw films from a gradient; tiny towers alone are worth it.")
+        float,
+        typer.Option("--invert", help="Seconds to reconstruct images from a gradient; feasible for tiny towers alone."),
     ] = 0.0,
     outgoing: Annotated[
         bool,

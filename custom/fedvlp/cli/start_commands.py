@@ -50,7 +50,7 @@ def pretrain(
     settings: Setting = None,
     seed: Seed = None,
     runs: Runs = Path("runs"),
-    resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Folder of a run to resume.")] = None,
     accept_phi_risk: AcceptAll = False,
     accept_phi_kind: AcceptKinds = None,
     check: Annotated[
@@ -110,7 +110,7 @@ def _say_compared(experiment: Experiment, expected: str, out: Path) -> None:
 def _recall(held_out: Mapping[str, float]) -> str:
     """What was measured on the records that were held out."""
     if not held_out["queries"]:
-        return f"fewer than {held_out['candidates']} with films and reports, so no recall is measured"
+        return f"fewer than {held_out['candidates']} with images and reports, so no recall is measured"
     return (
         f"R@1 {held_out['r1']}, R@5 {held_out['r5']}, {held_out['queries']} queries, chance "
         f"{held_out['chance_r1']:.1f}; R@1 within sites {held_out.get('r1_within_sites', 'not measured')}"

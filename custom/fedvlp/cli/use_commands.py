@@ -32,7 +32,7 @@ app = typer.Typer()
 @app.command(rich_help_panel=panels.USE)
 def predict(
     model: Model,
-    films: Annotated[list[Path], typer.Argument(help="Images: PNG, JPEG, TIFF or DICOM.")],
+    films: Annotated[list[Path], typer.Argument(metavar="images", help="PNG, JPEG, TIFF or DICOM.")],
     classes: Annotated[
         str | None, typer.Option(help="Names or phrases, with commas: edema,rib fracture; default: the model's own.")
     ] = None,
@@ -54,7 +54,7 @@ def predict(
         for index, (name, value) in enumerate(of.items())
     ]
     console = Console(markup=False, highlight=False)
-    console.print(plain_table("zero-shot", ("film", "class", "cosine"), rows))
+    console.print(plain_table("zero-shot", ("image", "class", "cosine"), rows))
     print("no probabilities: within a class, an image with a higher cosine is more likely to show it")
 
 
@@ -129,7 +129,7 @@ def embed(
 @app.command(rich_help_panel=panels.USE)
 def explain(
     model: Model,
-    film: Annotated[Path, typer.Argument(help="An image: PNG, JPEG, TIFF or DICOM.")],
+    film: Annotated[Path, typer.Argument(metavar="image", help="PNG, JPEG, TIFF or DICOM.")],
     phrase: Annotated[str, typer.Argument(help='What it may show, e.g. "left basal effusion".')],
     out: Annotated[Path, typer.Option(help="FILE.png: the image, and the map on it.")],
     by: Annotated[

@@ -49,20 +49,11 @@ def _sites(run: Run, last: Record) -> str:
 
 
 def settings(run: Run) -> str:
-    """What was run in short, then all settings and versions, as HTML."""
+    """Normalisation and fingerprint, then all settings and versions, as HTML."""
     if not run.config:
         return sections.settings(run)
-    image, words, size = (
-        html.shown(run.setting(f"model.{key}")) for key in ("image_tower", "text_tower", "embedding_dim")
-    )
-    method = run.setting("method") or {}
     facts = {
-        "hyper-parameters": ", ".join(f"{k} = {html.shown(v, k)}" for k, v in method.get("args", {}).items()) or ABSENT,
-        "objective": html.kind(run.setting("objective")),
-        "model": f"image tower {image}, text tower {words}, {size} dimensions",
         "normalisation": _normalisation(run),
-        "data": html.kind(run.setting("data")),
-        "seed": run.setting("rounds.seed"),
         "fingerprint": run.environment.get("fingerprint", "not recorded"),
     }
     return html.pairs(facts) + sections.settings(run)
