@@ -392,7 +392,7 @@ PAPERS = tuple(name for name in PRESETS if name.endswith("-paper"))
 
 GROUPS: dict[str, dict[str, str]] = {
     "one image-text model for all sites, at demo size": {
-        "recommended": "FedAvg in short rounds, each site keeping AdamW's moments and its own normalisation; begin here",
+        "recommended": "FedAvg in short rounds, sites keep AdamW's moments and their own normalisation; begin here",
         "fedavg": "FedAvg (McMahan et al., 2017): the mean of the sites' weights",
         "fedprox": "FedProx (Li et al., 2020): FedAvg with a pull towards the received weights",
         "scaffold": "SCAFFOLD (Karimireddy et al., 2020): corrects every gradient for a site's drift",
