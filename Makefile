@@ -95,10 +95,14 @@ golden: $(VENV)/tools
 towers: $(VENV)/ready
 	$(BIN)/fedvlp pretrain build/towers/tiny-pool --runs build/towers/runs --check
 
-# Changes guards, losses, metrics and aggregation one place at a time; what no test notices is a gap. Goes on where it
-# stopped; MODULE="core/privacy core/codec" restricts it, WORKERS is 2, PROPOSE=1 prints survivors as accepted.toml has them.
+# Changes guards, losses, metrics and aggregation one place at a time; what no test notices is a gap. MUTANTS are names as
+# mutmut has them, by default one of each function, another one every day of the month; "fedvlp.core.codec.*" is a module.
+MUTANTS ?= *__mutmut_$(shell date +%-d)
 mutants: $(VENV)/tools
-	PYTHONPATH=tests $(BIN)/python -m mutants $(addprefix --module ,$(MODULE)) --workers $(or $(WORKERS),2) $(if $(PROPOSE),--propose) $(if $(ALL),--all)
+	mkdir -p build/mutants/mutants
+	ln -sfn ../../pyproject.toml ../../custom/fedvlp build/mutants && ln -sfn ../../../tests build/mutants/mutants
+	cd build/mutants && PYTHONHASHSEED=0 $(abspath $(BIN))/mutmut run --max-children $(or $(WORKERS),2) '$(MUTANTS)'
+	cd build/mutants && $(abspath $(BIN))/mutmut results | sed -n 's/: survived$$//p' | xargs -n 1 $(abspath $(BIN))/mutmut show
 
 lint: $(VENV)/tools
 	$(BIN)/ruff check .

@@ -20,12 +20,13 @@ FOLDERS = ("docs", "provisioning", "poc", "studies", "tests")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """The files of the site: those of the theme, the repository's pages, and what these link to."""
-    pages = [ROOT / "README.md"]
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md"]
     for folder in FOLDERS:
         pages += sorted((ROOT / folder).rglob("*.md"))
     linked = {target for page in pages for target in links(page)}.difference(pages)
     site = [file for file in files if file.src_dir != config.docs_dir]
-    for path in [*pages, *sorted(linked), ROOT / "docs" / "site.css"]:
+    own = [ROOT / "docs" / "site.css", ROOT / "docs" / "iframe-worker.js"]
+    for path in [*pages, *sorted(linked), *own]:
         site.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
     return Files([*site, File.generated(config, "docs/api.md", content=api())])
 

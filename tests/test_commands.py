@@ -29,7 +29,7 @@ from fedvlp.run.config import override
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GUIDES = [path for folder in ("provisioning", "poc", "studies", "tests") for path in (ROOT / folder).rglob("*.md")]
 
 ELSEWHERE = {
@@ -108,13 +108,13 @@ def test_what_is_run_elsewhere_is_shown() -> None:
         assert (ROOT / test).exists()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_stand_in_console_blocks(page: Path) -> None:
+def test_commands_stand_in_console_blocks() -> None:
     """A command in another block would be missed by the test that runs them."""
-    for language, content in blocks(page.read_text(encoding="utf-8")):
-        if language != "console":
-            lines = [line.removeprefix("$ ") for line in content.splitlines()]
-            assert [line for line in lines if line.startswith(PROGRAMS)] == []
+    for page in PAGES:
+        for language, content in blocks(page.read_text(encoding="utf-8")):
+            if language != "console":
+                lines = [line.removeprefix("$ ") for line in content.splitlines()]
+                assert [line for line in lines if line.startswith(PROGRAMS)] == [], page.name
 
 
 @cache
@@ -140,16 +140,16 @@ def unknown(command: str) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("page", [*PAGES, *GUIDES], ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_that_is_named_exists(page: Path) -> None:
+def test_every_command_that_is_named_exists() -> None:
     """Also in prose, and in the guides whose commands need hospitals."""
-    text = page.read_text(encoding="utf-8")
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    for command in [*commands(text), *re.findall(r"`([^`\n]+)`", text)]:
-        if re.match(r"fedvlp [a-z]", command):
-            assert unknown(command) == [], command
-        if re.match(r"make [a-z-]+$", command):
-            assert command.removeprefix("make ") in targets, command
+    for page in [*PAGES, *GUIDES]:
+        text = page.read_text(encoding="utf-8")
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        for command in [*commands(text), *re.findall(r"`([^`\n]+)`", text)]:
+            if re.match(r"fedvlp [a-z]", command):
+                assert unknown(command) == [], command
+            if re.match(r"make [a-z-]+$", command):
+                assert command.removeprefix("make ") in targets, command
 
 
 def test_an_unknown_command_or_option_is_found() -> None:

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support import programs
-from support.extending import COMMANDS, FILES, PAGE, prepare
 from support.plugins import fresh
 from support.simulator import assert_same_metrics
 from typer.testing import CliRunner
@@ -25,6 +25,8 @@ from typer.testing import CliRunner
 from fedvlp.cli import app, new_command
 from fedvlp.core.types import VLOutput
 from fedvlp.data.report_text import clean_report
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
+from fedvlp.data.synthetic.files import write
 from fedvlp.run import plugins, presets
 from fedvlp.run.config import choose, override
 from fedvlp.run.folder import RunFolder
@@ -33,6 +35,28 @@ BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[1]
 KILLED = "fedvlp simulate my-method --plugin my_method.py"
 SMALL = {"method.local_steps": "2", "training.batch_size": "16"}
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+FILE = re.compile(r"^\*\*`(\w+\.py)`\*\*\n\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FILES: dict[str, str] = dict(FILE.findall(PAGE))
+COMMANDS = [
+    line.removeprefix("$ ")
+    for block in re.findall(r"^```console\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    for line in block.splitlines()
+]
+
+
+def prepare(folder: Path, studies: int = 300) -> None:
+    """What the page's commands find in ``folder``: its files (but those that a command writes), and some films."""
+    for name, text in FILES.items():
+        if name != "my_method.py":
+            (folder / name).write_text(text, encoding="utf-8")
+    cohort = SyntheticCohort(sites=2, size=studies, image_size=72).build()
+    films = folder / "films"
+    for image in (write(cohort, films).parent / "images").iterdir():
+        image.rename(films / image.name)
+    with (films / "records.jsonl").open("w", encoding="utf-8") as lines:
+        for row, (report, patient) in enumerate(zip(cohort.reports, cohort.patients, strict=True)):
+            lines.write(json.dumps({"image": f"{row:06d}.png", "report": report, "patient": patient}) + "\n")
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +72,7 @@ def module(name: str, folder: Path) -> Any:
 
 
 def test_the_page_has_a_file_of_every_kind(tmp_path: Path) -> None:
-    assert len(FILES) == PAGE.count("```python") == 5
+    assert len(FILES) == PAGE.count("```python") == 6
     tables = {table for name in FILES for table in plugins.TABLES if hasattr(module(name, tmp_path), table)}
     assert tables == set(plugins.TABLES)
     assert all(f"`{table}`" in PAGE for table in plugins.TABLES)
@@ -93,6 +117,15 @@ def test_the_evaluation_by_hand(tmp_path: Path) -> None:
     around = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
     expected = math.log((2 * math.exp(-4) + math.exp(-8)) / 3)
     assert measures.uniformity(around) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_dataset_of_arrays_is_a_cohort(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 20, 20)).astype(np.uint8)
+    patients = [str(row) for row in range(12)]
+    np.savez(tmp_path / "pairs.npz", image=pixels, report=["no acute finding"] * 12, patient=patients)
+    cohort = module("my_dataset.py", tmp_path).PairsSource(path=str(tmp_path / "pairs.npz"), image_size=36).build()
+    assert (len(cohort), set(cohort.reports)) == (12, {"no acute finding"})
+    assert cohort.images(np.arange(12)).std() > 30
 
 
 def test_the_source_reads_what_was_written(tmp_path: Path) -> None:

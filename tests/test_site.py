@@ -35,10 +35,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_document_is_a_page_in_the_menu(site: Path) -> None:
     menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
-    documents = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
+    documents = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert sorted(path for path in documents if f" {path}\n" not in menu) == []
-    pages = {path.stem if path.stem != "README" else "index" for path in (ROOT / "docs").glob("*.md")}
-    assert pages | {"api"} == {page.stem for page in (site / "docs").glob("*.html")}
+    pages = {path.replace("README.md", "index.md").replace(".md", ".html") for path in documents}
+    assert pages | {"docs/api.html"} == {page.relative_to(site).as_posix() for page in (site / "docs").rglob("*.html")}
     assert "image-text model from X-rays and reports" in (site / "index.html").read_text(encoding="utf-8")
 
 
@@ -54,3 +54,5 @@ def test_nothing_is_loaded_from_another_machine(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 15
     assert [page.name for page in pages if loads.search(page.read_text(encoding="utf-8"))] == []
+    assert (site / "search" / "search_index.js").exists(), "what the search reads from file://"
+    assert (site / "docs" / "iframe-worker.js").exists()

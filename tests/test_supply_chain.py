@@ -44,12 +44,12 @@ def ranges(extras: tuple[str, ...]) -> list[Requirement]:
     return found
 
 
-@pytest.mark.parametrize("file", LOCKS, ids=lambda file: file.name)
-def test_every_file_that_may_be_installed_has_a_hash(file: Path) -> None:
+def test_every_file_that_may_be_installed_has_a_hash() -> None:
     """``lock.pins`` refuses a line that is anything else than an exact version: an address, an option, a range."""
-    pins = lock.pins(file)
-    assert len(pins) > 100
-    assert [pin.name for pin in pins if not pin.hashes] == []
+    for file in LOCKS:
+        pins = lock.pins(file)
+        assert len(pins) > 100
+        assert [pin.name for pin in pins if not pin.hashes] == []
 
 
 def needed(requirement: Requirement, seen: set[tuple[str, str]]) -> Iterator[str]:
@@ -69,33 +69,35 @@ def needed(requirement: Requirement, seen: set[tuple[str, str]]) -> Iterator[str
                 yield from needed(inner, seen)
 
 
-@pytest.mark.parametrize("file", LOCKS, ids=lambda file: file.name)
-def test_all_that_is_installed_is_in_the_lock(file: Path) -> None:
+def test_all_that_is_installed_is_in_the_lock() -> None:
     """Followed through the metadata of what is installed here, which no list of ours made."""
-    seen: set[tuple[str, str]] = set()
-    names = {name for requirement in ranges(LOCKS[file]) for name in needed(requirement, seen)}
-    assert len(names) > 80
-    assert names <= {pin.name for pin in lock.pins(file)}
+    for file in LOCKS:
+        seen: set[tuple[str, str]] = set()
+        names = {name for requirement in ranges(LOCKS[file]) for name in needed(requirement, seen)}
+        assert len(names) > 80
+        assert names <= {pin.name for pin in lock.pins(file)}
 
 
-@pytest.mark.parametrize("python", PYTHONS)
-@pytest.mark.parametrize("file", LOCKS, ids=lambda file: file.name)
-def test_the_lock_keeps_to_the_ranges(file: Path, python: str) -> None:
+def test_the_lock_keeps_to_the_ranges() -> None:
     """On Linux, x86-64. Run `make lock` after a change of pyproject.toml."""
-    where = {
-        "python_version": python, "python_full_version": f"{python}.9", "sys_platform": "linux",
-        "platform_machine": "x86_64",
-    }  # fmt: skip
-    applying: dict[str, list[str]] = {}
-    for pin in lock.pins(file):
-        if pin.applies(**where):
-            applying.setdefault(pin.name, []).append(pin.version)
-    assert {name: versions for name, versions in applying.items() if len(versions) != 1} == {}
-    for requirement in ranges(LOCKS[file]) + [Requirement(text) for text in PROJECT["build-system"]["requires"]]:
-        if requirement.marker and not requirement.marker.evaluate(where):
-            continue
-        (version,) = applying[canonicalize_name(requirement.name)]
-        assert requirement.specifier.contains(version), f"{requirement}: {version}"
+    for file in LOCKS:
+        for python in PYTHONS:
+            where = {
+                "python_version": python, "python_full_version": f"{python}.9", "sys_platform": "linux",
+                "platform_machine": "x86_64",
+            }  # fmt: skip
+            applying: dict[str, list[str]] = {}
+            for pin in lock.pins(file):
+                if pin.applies(**where):
+                    applying.setdefault(pin.name, []).append(pin.version)
+            assert {name: versions for name, versions in applying.items() if len(versions) != 1} == {}
+            for requirement in ranges(LOCKS[file]) + [
+                Requirement(text) for text in PROJECT["build-system"]["requires"]
+            ]:
+                if requirement.marker and not requirement.marker.evaluate(where):
+                    continue
+                (version,) = applying[canonicalize_name(requirement.name)]
+                assert requirement.specifier.contains(version), f"{requirement}: {version}"
 
 
 def test_every_range_ends_somewhere() -> None:

@@ -1,11 +1,14 @@
-"""What a reader needs and no linter checks: documentation of everything public, and the field's own words for names."""
+"""What a reader needs and no linter checks: documentation of all that is public, the field's words in names, prose."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 import fedvlp
 
@@ -115,3 +118,57 @@ def test_every_exception_is_needed() -> None:
 def test_the_test_of_names_sees_every_kind() -> None:
     source = "import door\ndef keep(part): lot = 1\nclass mend: found: int = 0\na.host = 1\nfor place in x: ...\n"
     assert set(bound(ast.parse(source))) >= {"door", "keep", "part", "lot", "mend", "found", "host", "place"}
+
+
+# Prose
+
+PROSE = {
+    r"films?": "X-ray, image",
+    r"less (?:Fed\w+|mFed\w+|itself|the (?:same|mean|server|public))": "minus",
+    r"told (?:apart|from)|can(?:not)? be told|tells? \w+ apart": "significant, distinguished, detected",
+    r"unlike (?:sites|hospitals|scanners)|hospitals unlike": "heterogeneous, non-IID, that differ",
+    r"dealt": "partitioned",
+    r"by heart": "memorised",
+    r"lent": "imputed",
+    r"(?:has|have|had) the (?:same )?bytes": "is bit-identical",
+    r"(?:go|goes|going|went) on": "resumes, continues",
+    r"turn(?:s|ed) (?:\w+ changes )?round": "sign-flipped",
+    r"steps in all": "total steps",
+    r"built-in cohort|drawn (?:films|images|cohort)": "synthetic cohort",
+    r"(?<!standard )deviation": "SD",
+    r"coin": "chance",
+    r"rooms?(?! for)": "packages",
+    r"house": "architecture",
+    r"gate for reports": "PHI scan",
+    r"head start": "leads only early in training",
+}
+"""Words that only this project knew, in Markdown, and the field's own. `code` may have them: names stay."""
+
+ROOT = PACKAGE.parents[1]
+LATER = ("docs/methods", "docs/feddra.md", "docs/design.md", "docs/extending.md", "docs/evidence.md")
+"""Pages with words of old; take one off when its words are the field's. The last has the names of tests."""
+
+
+def pages() -> list[Path]:
+    """The Markdown of the repository."""
+    folders = ("custom", "docs", "poc", "provisioning", "studies", "tests")
+    found = [*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.md"))]
+    return [path for path in sorted(found) if not path.relative_to(ROOT).as_posix().startswith(LATER)]
+
+
+def own_words(text: str) -> dict[str, str]:
+    """The words of ``text`` that have a better one, each with it; code, links and what is quoted are left out."""
+    plain = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|\"[^\"\n]*\"", " ", text, flags=re.DOTALL)
+    plain = " ".join(plain.split())
+    hits = ((re.search(rf"\b(?:{word})\b", plain, re.IGNORECASE), better) for word, better in PROSE.items())
+    return {hit[0]: better for hit, better in hits if hit}
+
+
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_prose_has_the_fields_words(path: Path) -> None:
+    assert own_words(path.read_text(encoding="utf-8")) == {}
+
+
+def test_the_test_of_prose_sees_them() -> None:
+    text = "The run goes\non. `films/1.png` [a film](film.md)\n```\ndealt\n```\nno room for it"
+    assert own_words(text) == {"film": "X-ray, image", "goes on": "resumes, continues"}

@@ -2,8 +2,7 @@
 
 >>> from fedvlp import RunFolder, load_model, presets, simulate  # doctest: +SKIP
 
-Each name is imported when it is first asked for, so that ``import fedvlp`` costs nothing. What importing does beside
-defining: files that name a module's former path can be read (core/names.py).
+Each name is imported when it is first asked for, so that ``import fedvlp`` costs nothing.
 """
 
 from typing import TYPE_CHECKING

@@ -143,15 +143,15 @@ def _claims(cohort: str) -> tuple[Claim, ...]:
     rows = (
         ("feddra", "average, equal encoder steps", "feddra", "fedavg", AVERAGE, "+1.4 (Table 2)"),
         ("feddra", "worst site, equal encoder steps", "feddra", "fedavg", WORST, "+1.7 (Table 2)"),
-        ("feddra", "average, equal steps in all", "feddra", feddra_in_all, AVERAGE, "not given"),
-        ("feddra", "worst site, equal steps in all", "feddra", feddra_in_all, WORST, "not given"),
+        ("feddra", "average, equal total steps", "feddra", feddra_in_all, AVERAGE, "not given"),
+        ("feddra", "worst site, equal total steps", "feddra", feddra_in_all, WORST, "not given"),
         ("feddra", "two stages: average", "feddra", "feddra-one-stage", AVERAGE, "+0.8 (Table 3)"),
         ("feddra", "the constraint: average", "feddra", "feddra-no-constraint", AVERAGE, "+1.9 (Table 3)"),
         ("feddra", "robust weights: worst site", "feddra", "feddra-no-dro", WORST, "+1.4 (Table 3)"),
         ("fedrgb", "average, equal encoder steps", "fedrgb", "fedavg", AVERAGE, "+0.66 (Table 2)"),
         ("fedrgb", "worst site, equal encoder steps", "fedrgb", "fedavg", WORST, "+1.65 (Table 2)"),
-        ("fedrgb", "average, equal steps in all", "fedrgb", fedrgb_in_all, AVERAGE, "not given"),
-        ("fedrgb", "worst site, equal steps in all", "fedrgb", fedrgb_in_all, WORST, "not given"),
+        ("fedrgb", "average, equal total steps", "fedrgb", fedrgb_in_all, AVERAGE, "not given"),
+        ("fedrgb", "worst site, equal total steps", "fedrgb", fedrgb_in_all, WORST, "not given"),
     )
     return tuple(Claim(*row) for row in rows)
 
@@ -301,7 +301,7 @@ def _ensembles(name: str, text: str, experiments: Callable[[int], Mapping[str, E
             _cream("both regularisers are ahead of the inter-modal one", "creamfl", "reamfl-inter", "+1.5 (Table 3)"),
             _cream("both regularisers are ahead of the intra-modal one", "creamfl", "reamfl-intra", "+1.9 (Table 3)"),
             _cream("distillation lifts the server, equal task steps", "creamfl", "server-alone"),
-            _cream("distillation lifts the server, equal steps in all", "creamfl", "server-alone-all-steps"),
+            _cream("distillation lifts the server, equal total steps", "creamfl", "server-alone-all-steps"),
             _cream("what sites have learned lifts the server", "creamfl", UNTRAINED),
             _cream("the contrast lifts the best site with pairs", "creamfl", "reamfl-gca", figure=SITE_RSUM),
         ),
@@ -318,7 +318,7 @@ CREAMFL = _ensembles(
 
 DRAWN = _ensembles(
     "drawn-vectors",
-    "The same sites and server on drawn vectors in place of films and reports, so that nobody knows anything before.",
+    "The same sites and server on drawn vectors in place of images and reports, so that nobody knows anything before.",
     drawn_ladder,
 )
 
@@ -358,7 +358,7 @@ def missing(seed: int) -> Mapping[str, Experiment]:
 
 CAR_MFL = Scenario(
     "missing-modalities",
-    "Four of five sites have films alone; fourteen labels, of which reports leave out four fifths.",
+    "Four of five sites have images alone; fourteen labels, of which reports leave out four fifths.",
     missing,
     classified,
     (
@@ -368,7 +368,7 @@ CAR_MFL = Scenario(
         at_least(ALL_PAIRED, without("text"), 70.0),
     ),
     (
-        Claim("car-mfl", "retrieved halves are ahead of zeros", "car-mfl", "mfedavg-p", MACRO, "+5.4 (Table 1)"),
+        Claim("car-mfl", "imputed modalities are ahead of zeros", "car-mfl", "mfedavg-p", MACRO, "+5.4 (Table 1)"),
         Claim("car-mfl", "training on the public set too", "mfedavg-p", "mfedavg", MACRO, "+2.3 (Table 1)"),
     ),
     (MACRO, without("text"), without("image")),
@@ -400,7 +400,7 @@ def _pms_fm(text: str, figure: str, other_figure: str, value: str) -> Claim:
 
 PMS_FM = Scenario(
     "unlike-sites",
-    "Four sites with scanners and habits of their own: one with poor films, one with retrieved reports alone.",
+    "Four sites with scanners and habits of their own: one with poor images, one with retrieved reports alone.",
     unlike_sites,
     selection.of_run,
     (
@@ -442,9 +442,10 @@ PMS_FM = Scenario(
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
-        _alignment("label-skew", "One scanner, one way to word a report; findings dealt with beta 0.1."),
+        _alignment("label-skew", "One scanner, one way to word a report; findings partitioned with beta 0.1."),
         _alignment(
-            "scanner-shift", "Unlike scanners and habits, and one hard site; each site keeps its batch normalisation."
+            "scanner-shift",
+            "Different scanners and habits, and one hard site; each site keeps its batch normalisation.",
         ),
         _distortion("label-skew"),
         _distortion("scanner-shift"),

@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from fedvlp.data.cohort import PUBLIC
-from fedvlp.evaluation import site_selection
 from fedvlp.evaluation.zero_shot import GLOBAL, MEAN, PROMPTS, SELECTED
 from fedvlp.models.selector import EMBEDDINGS, SelectorConfig
 from fedvlp.run.assembly import Assembly
@@ -20,6 +19,7 @@ from fedvlp.run.cell_results import Figures
 from fedvlp.run.evaluate import EVALUATIONS, Choices
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from studies.claims import site_selection
 
 OWN = "own"
 TOLD = "sites told in the run, %"

@@ -1,4 +1,4 @@
-"""FedDRA or FedRGB less FedAvg under other conditions than the ledger's (docs/claims.md), one changed at a time.
+"""FedDRA or FedRGB minus FedAvg under other conditions than the ledger's (docs/claims.md), one changed at a time.
 
     python studies/programs/conditions.py [--method feddra] [--cohort label-skew] [--seeds 0-4] [--vary rounds moments]
 
@@ -32,7 +32,7 @@ from studies.claims.ledger import AVERAGE, SCENARIOS, WORST, alignment, all_step
 
 LEDGERS = "as it stands"
 METHODS = ("feddra", "feddra-no-dro", "feddra-no-constraint", "feddra-no-constraint-no-dro", "fedrgb")
-RIVALS = ["less FedAvg, encoder steps", "less FedAvg, steps in all"]
+RIVALS = ["minus FedAvg, encoder steps", "minus FedAvg, total steps"]
 
 
 def of_method(one: Experiment, **changes: Any) -> Experiment:

@@ -3,7 +3,7 @@
     python studies/programs/distortion.py [--cohort scanner-shift] [--seeds 0-4] [--jobs 2] [--quick]
 
 The runs of `fedvlp claims fedrgb`, whose verdict is of their means; here by the site whose test records are measured,
-averaged over the sites that train, itself among them, as in the paper's tables 6 and 11 (docs/methods.md, 10.7).
+averaged over the sites that train, itself among them, as in the paper's tables 6 and 11 (spec 10.7).
 ``plain`` training is FedAvg's, without guidance, as the paper's table has it for FedAvg; ``own`` is FedRGB's local
 phase. Paired cosine x 100, mean over seeds; a loss is negative.
 """

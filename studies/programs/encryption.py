@@ -3,7 +3,7 @@
     python studies/programs/encryption.py            # 4 million values: about one minute of one core
     python studies/programs/encryption.py --millions 86.6 --sites 2 --only small
 
-Three sites by default; the parameters of provisioning/PRIVACY.md ("small") beside FLARE's HEBuilder defaults ("flare").
+Three sites; the parameters of provisioning/ENCRYPTION.md ("small") beside FLARE's HEBuilder defaults ("flare").
 The row "x 86.6 / n" is the measured time scaled to a ViT-B/16 of 86.6 million values: an extrapolation, exact in bytes.
 """
 

@@ -1,4 +1,4 @@
-"""The gate for reports on planted identifiers: what it finds of 500, and how often it is wrong.
+"""The PHI scan of reports on planted identifiers: what it finds of 500, and how often it is wrong.
 
     python studies/programs/identifiers.py [--openi NLMCXR_reports.tgz] [--seed 0] [--each 50] [--misses] [--quick]
 

@@ -1,4 +1,4 @@
-"""Frozen published towers on real films: FedDRA beside FedAvg, sites alone, and all records together.
+"""Frozen published towers on real X-rays: FedDRA beside FedAvg, sites alone, and all records together.
 
     fedvlp towers fetch lite0 && fedvlp towers fetch minilm
     python studies/programs/real_towers.py [--data ../shared/data/real-cxr] [--seeds 0-4] [--quick]
@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedvlp.cli.overrides import seeds_of
+from fedvlp.core.client import embedded_texts
 from fedvlp.core.metric_names import PROCESSOR_SECONDS
 from fedvlp.data.cohort import SPLITS
 from fedvlp.data.sources.table import TableSource
@@ -38,7 +39,7 @@ from fedvlp.evaluation.downstream import images, records
 from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.evaluation.linear_probe import LinearProbe, Sample, areas_of, fit, task_of
 from fedvlp.evaluation.retrieval import EVERYTHING, WITHIN, embed, recall_rows
-from fedvlp.evaluation.zero_shot import class_scores, embedded_texts, prompts
+from fedvlp.evaluation.zero_shot import class_scores, prompts
 from fedvlp.methods.fedcca import before_heads, heads, moments_of_features
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly

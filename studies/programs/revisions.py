@@ -1,4 +1,4 @@
-"""Do two revisions of fedvlp train the same models, and does this one go on with what the other began?
+"""Do two revisions of fedvlp train the same models, and does this one resume what the other began?
 
     python studies/programs/revisions.py OLD [--presets feddra fedavg ...] [--quick]
 

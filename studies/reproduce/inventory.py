@@ -1,7 +1,7 @@
-"""The measured tables and figures of the five papers, one entry for each row of docs/methods.md, section 17.
+"""The measured tables and figures of the five papers, one entry for each row of spec 17.
 
 Rows, columns and printed values of most are those of studies/tables (``_table``); the others (``Entry``) have rows or
-columns of their own, and the values that docs/methods.md states.
+columns of their own, and no printed values.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ CREAMFL = (
 
 # PMS-FM
 
-LEAK = "The released code leaks the true site into the selection (docs/methods.md, 7.5): no target."
+LEAK = "The released code leaks the true site into the selection (docs/methods/released-code.md, 7.5): no target."
 PMS = (
     "centralized", "fedavg", "fedprox", "fedmoon", "fedsm", "fedfed", "pms-fm", "fedavg-mgca", "pms-fm-mgca",
 )  # fmt: skip

@@ -147,7 +147,7 @@ def models(folder: RunFolder) -> Iterator[tuple[str, Any, Figures]]:
 def _of_local_models(figures: Figures, folder: RunFolder) -> Figures:
     """ "Decentralized" as both papers report it: at each site the mean over all models; then mean and worst over sites.
 
-    docs/methods.md, section 9: this gives the 15.51 and 13.62 that FedDRA's paper prints.
+    docs/methods/baselines.md: this gives the 15.51 and 13.62 that FedDRA's paper prints.
     """
     sites = list(paired_sites(Assembly(folder.experiment(), folder.path)))
     over: Figures = {}

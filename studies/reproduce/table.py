@@ -64,7 +64,7 @@ class Row:
     title: str
     cell: str  # name of the experiment in the study, without the column's end
     about: str = ""  # begins the names of its figures
-    printed: str = ""  # the paper's values, one for each column, parted by blanks; "-" where docs/methods.md has none
+    printed: str = ""  # the paper's values, one for each column, parted by blanks; "-" where none is printed
     why_not: str = ""  # why it does not run; "": it does
 
 
@@ -114,7 +114,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Entry:
-    """One measured row of section 17 of docs/methods.md: a table or a figure, or several that show the same."""
+    """One measured row of spec 17: a table or a figure, or several that show the same."""
 
     paper: str
     ids: tuple[str, ...]  # "2" is table 2, "f3a-c" the figures 3a to 3c

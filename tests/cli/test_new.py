@@ -53,9 +53,9 @@ def test_the_method_its_preset_and_its_test_run(tmp_path: Path) -> None:
     assert presets.get("fed-near").name == "fed-near"
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
+def test_a_name_that_cannot_be(tmp_path: Path) -> None:
+    """What is written must run as a plugin, whose rules for names are the same."""
+    for name, said in [
         ("1st", "no name for a method"),
         ("a b", "no name"),
         ("FedX", "lower-case"),
@@ -67,13 +67,10 @@ def test_the_method_its_preset_and_its_test_run(tmp_path: Path) -> None:
         ("fedvlp", "'fedvlp' is the name of another module"),
         ("method", "the class would be called Method, which means something else in its file"),
         ("none", "the class would be called None"),
-    ],
-)
-def test_a_name_that_cannot_be(name: str, said: str, tmp_path: Path) -> None:
-    """What is written must run as a plugin, whose rules for names are the same."""
-    with pytest.raises(ValueError, match=said):
-        new(name, "--into", str(tmp_path))
-    assert list(tmp_path.iterdir()) == []
+    ]:
+        with pytest.raises(ValueError, match=said):
+            new(name, "--into", str(tmp_path))
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("there", ["fed_near.py", "test_fed_near.py"])

@@ -29,17 +29,12 @@ from fedvlp.run.folder import RunFolder
 from fedvlp.run.site_sources import PatientSites
 
 
-@pytest.mark.parametrize(
-    ("text", "seeds"),
-    [("0-4", [0, 1, 2, 3, 4]), ("3", [3]), ("0", [0]), ("7-7", [7]), ("8-11", [8, 9, 10, 11]), ("2-1", None),
-     ("", None), ("-3", None), ("3-", None), ("1-2-3", None), ("a", None), ("1.5", None), (" 1", None)],
-)  # fmt: skip
-def test_seeds_are_from_the_first_to_the_last_with_both(text: str, seeds: list[int] | None) -> None:
-    if seeds is None:
+def test_seeds_are_from_the_first_to_the_last_with_both() -> None:
+    for text, seeds in {"0-4": [0, 1, 2, 3, 4], "3": [3], "0": [0], "7-7": [7], "8-11": [8, 9, 10, 11]}.items():
+        assert list(seeds_of(text)) == seeds
+    for text in ("2-1", "", "-3", "3-", "1-2-3", "a", "1.5", " 1"):
         with pytest.raises(ValueError, match="give FIRST-LAST"):
             seeds_of(text)
-    else:
-        assert list(seeds_of(text)) == seeds
 
 
 def test_a_named_cohort_brings_its_sites_and_keeps_the_presets_film_size() -> None:
@@ -232,9 +227,8 @@ def test_each_site_may_have_a_data_set(tmp_path: Path) -> None:
     assert from_config(to_config(chosen)) == chosen
 
 
-@pytest.mark.parametrize(
-    ("data", "sites", "site", "said"),
-    [
+def test_mistakes_with_sites_are_named() -> None:
+    for data, sites, site, said in [
         ("label-skew", None, ["a=table:x.csv"], "leave --data and --sites out"),
         (None, 2, ["a=table:x.csv"], "leave --data and --sites out"),
         (None, None, ["table:x.csv"], "is not NAME=SOURCE:FOLDER"),
@@ -242,11 +236,9 @@ def test_each_site_may_have_a_data_set(tmp_path: Path) -> None:
         (None, None, ["a=named:pretrain"], "takes a data set of files"),
         (None, None, ["a=parquet:x"], "unknown source of --data 'parquet'"),
         (None, None, ["a=table:x.csv", "a=table:y.csv"], "'x.csv' is not there"),
-    ],
-)
-def test_mistakes_with_sites_are_named(data: str | None, sites: int | None, site: list[str], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        configured("fedavg", data, sites, None, site)
+    ]:
+        with pytest.raises(ValueError, match=said):
+            configured("fedavg", data, sites, None, site)
 
 
 def test_a_cache_is_for_files_alone(tmp_path: Path) -> None:

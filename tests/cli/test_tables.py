@@ -121,19 +121,13 @@ def test_a_comparison_as_tables() -> None:
 UP, DOWN, BOTH = Interval(2.0, 1.0, 3.0), Interval(-2.0, -3.0, -1.0), Interval(0.5, -1.0, 2.0)
 
 
-@pytest.mark.parametrize(
-    ("average", "worst", "begins"),
-    [(UP, BOTH, "feddra is ahead"), (BOTH, UP, "feddra is ahead"), (BOTH, BOTH, "feddra is not ahead"),
-     (UP, DOWN, "feddra is not ahead"), (DOWN, UP, "feddra is not ahead")],
-)  # fmt: skip
-def test_the_last_line_says_whether_the_last_run_is_ahead_of_the_one_before(
-    average: Interval, worst: Interval, begins: str
-) -> None:
-    line = verdict(compared(average, worst))
-    assert line.startswith(begins)
-    assert "fedavg" in line
-    assert "local" not in line
-    assert line.endswith("(one seed)")
+def test_the_last_line_says_whether_the_last_run_is_ahead_of_the_one_before() -> None:
+    for average, worst, ahead in ((UP, BOTH, 1), (BOTH, UP, 1), (BOTH, BOTH, 0), (UP, DOWN, 0), (DOWN, UP, 0)):
+        line = verdict(compared(average, worst))
+        assert line.startswith("feddra is ahead" if ahead else "feddra is not ahead")
+        assert "fedavg" in line
+        assert "local" not in line
+        assert line.endswith("(one seed)")
 
 
 def test_a_written_table_is_shown_and_a_wide_one_turned(tmp_path: Path) -> None:

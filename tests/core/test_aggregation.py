@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import SafetensorError
 from support.toy import same_bytes
 from torch import Tensor
 
 import fedvlp.core.aggregation as aggregation
 from fedvlp.core import tensor_file as spool_module
 from fedvlp.core.aggregation import StreamingMean, bounded, capped_counts, in_site_order
-from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.types import Failure, FailureKind, Reply, State, Update
 
 GOOD = Update("a", 3, "train", 10, {"w": torch.ones(2, 3)})
@@ -46,22 +42,17 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return request.param
 
 
-@pytest.mark.parametrize("expected_total", [1.0, 4.0, 8.0, 0.0])
-def test_weighted_mean_by_hand(path: str, expected_total: float) -> None:
+def test_weighted_mean_by_hand(path: str) -> None:
     """(1*[2, 4] + 3*[6, -4]) / (1 + 3) = [20/4, -8/4] = [5, -2], whatever total was expected."""
-    result = mean([(single([2.0, 4.0]), 1), (single([6.0, -4.0]), 3)], single([0.0, 0.0]),
-                  expected_total=expected_total)  # fmt: skip
-    assert result["w"].tolist() == [5.0, -2.0]
-    assert result["w"].dtype == torch.float32
-
-
-def test_small_models_are_summed_in_float64() -> None:
-    """1e8 + 1 - 1e8 = 1, so the mean of three is 1/3; float32 would lose the 1 and give 0."""
-    updates = [(single(1e8), 1.0), (single(1.0), 1.0), (single(-1e8), 1.0)]
-    assert mean(updates, single(0.0), expected_total=1.0)["w"].item() == pytest.approx(1 / 3)
+    for expected in (1.0, 4.0, 8.0, 0.0):
+        updates = [(single([2.0, 4.0]), 1.0), (single([6.0, -4.0]), 3.0)]
+        result = mean(updates, single([0.0, 0.0]), expected_total=expected)
+        assert result["w"].tolist() == [5.0, -2.0]
+        assert result["w"].dtype == torch.float32
 
 
 def test_the_limit_of_the_exact_path_counts_the_values_of_all_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1e8 + 1 - 1e8 = 1, so the mean of three is 1/3 in float64; float32 loses the 1 and gives 0."""
     updates = [({"w": torch.tensor([x]), "v": torch.zeros(2)}, 1.0) for x in (1e8, 1.0, -1e8)]
     reference = {"w": torch.zeros(1), "v": torch.zeros(2), "whole": torch.zeros(99, dtype=torch.int64)}
     for limit, expected in ((3, 1 / 3), (2, 0.0)):
@@ -115,13 +106,12 @@ def test_integer_buffers_are_left_out(path: str) -> None:
 
 
 def test_no_samples_no_weight(path: str) -> None:
-    """0 * 1000 + 2 * 5 over 0 + 2 = 5; FLARE's own aggregator would count the 0 as 1."""
-    assert mean([(single(1000.0), 0), (single(5.0), 2)], single(0.0))["w"].item() == 5.0
+    """0 * 1000 + 2 * 5 over 0 + 2 = 5; FLARE's own aggregator would count the 0 as 1.
 
-
-def test_a_first_update_without_weight_is_skipped_whatever_total_was_expected(path: str) -> None:
-    """The large path scales by the first weight when it expects no total: that must not be this one."""
-    assert mean([(single(1000.0), 0), (single(5.0), 2)], single(0.0), expected_total=0.0)["w"].item() == 5.0
+    The large path scales by the first weight when it expects no total: that must not be the 0.
+    """
+    for options in ({}, {"expected_total": 0.0}):
+        assert mean([(single(1000.0), 0), (single(5.0), 2)], single(0.0), **options)["w"].item() == 5.0
 
 
 def test_the_mean_of_tensors_that_learn_carries_no_gradient(path: str) -> None:
@@ -249,24 +239,6 @@ def test_a_run_that_is_stopped_leaves_no_update_behind_and_removes_those_of_a_ki
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")]
-)
-def test_a_disk_that_has_no_room_for_an_update_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    """Whether Python or safetensors notices it; the model's [2, 3] float32 are 24 bytes. No half file stays."""
-
-    def full(*given: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(spool_module, "PARK_BYTES", 0)
-    monkeypatch.setattr(spool_module, "save_file", full)
-    with pytest.raises(CheckpointError, match=r"the disk is full; it needs 24 bytes there\. The checkpoint is intact"):
-        list(in_site_order([("b", replace(GOOD, site="b"))], ["a", "b"], tmp_path))
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("value", [5, "x", None, torch.eye(3).to_sparse(), torch.zeros(3, device="meta")])
 def test_what_no_file_holds_waits_in_memory_for_the_gate(
     value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -307,25 +279,25 @@ def test_changes_beside_the_model_have_a_median_of_their_own() -> None:
     assert found == [(2, [0, 3], {}), (1, [0, 4], {}), (1, [0, 8], {"kept": pytest.approx(8 / 300)})]
 
 
-@pytest.mark.parametrize(
-    ("counts", "share", "expected"),
-    [
-        ([300, 10_000_000, 300, 300, 300], 0.5, [300, 1200, 300, 300, 300]),  # as much as the others together
-        ([1, 2, 97], 0.5, [1, 2, 3]),
-        ([60, 20, 20], 0.4, [26, 20, 20]),  # c / (c + 40) = 0.4, c = 26.7
-        ([50, 40, 5, 5], 0.3, [7, 7, 5, 5]),  # two at the limit: c / (2c + 10) = 0.3, c = 7.5
-        ([10, 20, 30], 0.5, [10, 20, 30]),  # exactly the half is not above it
-        ([5, 7, 9], 1.0, [5, 7, 9]),
-        ([1, 10**7], 0.5, [1, 10**7]),  # of two, one always has half or more
-        ([0, 1, 10**7, 0], 0.5, [0, 1, 10**7, 0]),
-        ([0, 1, 2, 97], 0.5, [0, 1, 2, 3]),
-        ([5, 7, 9], 0.2, [5, 5, 5]),  # one of three has a third or more
-        ([5, 7, 9, 11], 0.25, [5, 5, 5, 5]),
-        ([], 0.5, []),
-    ],
-)
-def test_counts_above_a_share_by_hand(counts: list[int], share: float, expected: list[int]) -> None:
-    assert capped_counts(counts, share) == expected
+SHARES: list[tuple[list[int], float, list[int]]] = [
+    ([300, 10_000_000, 300, 300, 300], 0.5, [300, 1200, 300, 300, 300]),  # as much as the others together
+    ([1, 2, 97], 0.5, [1, 2, 3]),
+    ([60, 20, 20], 0.4, [26, 20, 20]),  # c / (c + 40) = 0.4, c = 26.7
+    ([50, 40, 5, 5], 0.3, [7, 7, 5, 5]),  # two at the limit: c / (2c + 10) = 0.3, c = 7.5
+    ([10, 20, 30], 0.5, [10, 20, 30]),  # exactly the half is not above it
+    ([5, 7, 9], 1.0, [5, 7, 9]),
+    ([1, 10**7], 0.5, [1, 10**7]),  # of two, one always has half or more
+    ([0, 1, 10**7, 0], 0.5, [0, 1, 10**7, 0]),
+    ([0, 1, 2, 97], 0.5, [0, 1, 2, 3]),
+    ([5, 7, 9], 0.2, [5, 5, 5]),  # one of three has a third or more
+    ([5, 7, 9, 11], 0.25, [5, 5, 5, 5]),
+    ([], 0.5, []),
+]
+
+
+def test_counts_above_a_share_by_hand() -> None:
+    for counts, share, expected in SHARES:
+        assert capped_counts(counts, share) == expected, (counts, share)
 
 
 @given(st.lists(st.integers(1, 10**7), min_size=3, max_size=8), st.floats(0.35, 0.99))

@@ -12,8 +12,8 @@ from torch import Tensor
 from fedvlp.core import change
 from fedvlp.core.aggregation import bounded
 from fedvlp.core.change import BESIDE, STATISTICS, WEIGHTS, Change, change_norms, update_norm
-from fedvlp.core.gate import check, check_tensors
-from fedvlp.core.types import Expected, LazyState, State, Update, size_of
+from fedvlp.core.gate import check_tensors
+from fedvlp.core.types import LazyState, State, Update, size_of
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg
 
@@ -81,12 +81,6 @@ def test_the_bits_do_not_depend_on_the_threads(monkeypatch: pytest.MonkeyPatch) 
     assert len(seen) == 1
 
 
-def test_the_order_of_the_tensors_is_no_matter() -> None:
-    reference = {name: torch.zeros(3) for name in "abc"}
-    state = {name: torch.rand(3, generator=torch.Generator().manual_seed(ord(name))) for name in "abc"}
-    assert len({update_norm({n: state[n] for n in order}, reference) for order in ("abc", "cab", "bca")}) == 1
-
-
 def test_finite_values_whose_squares_overflow_are_measured(path: str) -> None:
     """3e30 and 4e30 are 5e30 away; their squares, 9e60, are more than float32 holds."""
     state, reference = {"w": torch.tensor([3e30, 4e30])}, {"w": torch.zeros(2)}
@@ -122,15 +116,6 @@ def test_the_gate_reads_every_tensor_once_and_nothing_reads_them_again_to_measur
     assert {site: view.reads for site, view in views.items()} == {site: {"w": 2, "v": 2} for site in "abc"}
     assert server.history[0]["server"]["update_norm/b"] == pytest.approx(2 * math.sqrt(10))
     assert server.state["w"].tolist() == [2.0] * 6
-
-
-def test_a_refused_update_is_refused_before_any_of_it_is_used() -> None:
-    state = {"a": torch.ones(2), "b": torch.tensor([1.0, math.nan])}
-    reference = {name: torch.zeros(2) for name in state}
-    measured = Change(reference)
-    why = check(Update("x", 0, "train", 1, state), site="x", round=0, phase="train", expected=Expected(reference),
-                max_samples=9, finite=measured.finite)  # fmt: skip
-    assert why == "b has 1 value(s) that are NaN or infinite"
 
 
 def test_a_view_is_shortened_as_a_dict_is_and_stays_a_view() -> None:

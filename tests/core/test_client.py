@@ -7,7 +7,7 @@ import torch
 from support.toy import Toy, clone, pairs, same_bytes
 from torch import nn
 
-from fedvlp.core.client import Client, StateMismatchError, named_state, skeleton
+from fedvlp.core.client import Client, StateMismatchError, Trainee, named_state, skeleton
 from fedvlp.core.types import group
 from fedvlp.objectives.convirt import ConVIRT
 
@@ -124,6 +124,17 @@ def test_set_trainable() -> None:
     assert not one.model.image_encoder[1].training
     one.set_trainable(lambda name: True)
     assert all(module.training for child in one.model.children() for module in child.modules())
+
+
+def test_a_plain_module_has_the_defaults_of_a_trainee_and_a_trainee_speaks_for_itself() -> None:
+    class Frozen(Trainee, nn.Linear):
+        frozen_prefixes = ("weight",)
+
+    plain, own = nn.Linear(1, 1), Frozen(1, 1)
+    Trainee.of(plain).set_attention("sdpa")
+    assert (Trainee.of(plain).frozen_prefixes, Trainee.of(plain).micro_batches) == ((), None)
+    assert Trainee.of(own) is own
+    assert named_state(own, nn.Identity()).keys() == {"bias"}
 
 
 def test_named_state_shares_the_modules_tensors() -> None:

@@ -88,8 +88,10 @@ def one_loud_word(state: State) -> None:
 CRAFTED = [binning, thresholds, pixels_through, identity, dead_text_tower, dead_norm, exploding, one_loud_word]
 
 
-@pytest.mark.parametrize("craft", CRAFTED)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    ("preset", "craft"),
+    [*(("fedavg", craft) for craft in CRAFTED), *zip(PRESETS[1:], CRAFTED[:5], strict=True)],
+)
 def test_every_construction_is_refused_and_named(preset: str, craft: Callable[[State], None]) -> None:
     honest, start = built(preset), start_of(built(preset))
     assert check_crafted(honest, start) is None
@@ -101,10 +103,9 @@ def test_every_construction_is_refused_and_named(preset: str, craft: Callable[[S
     assert why.split()[0] in changed
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_what_the_start_has_too_is_no_sign(preset: str) -> None:
+def test_what_the_start_has_too_is_no_sign() -> None:
     """A run that starts from an identity, as some adapters do, is not refused for it."""
-    state = built(preset)
+    state = built("fedavg")
     identity(state)
     assert check_crafted(state, start_of(state)) is None
 

@@ -82,29 +82,27 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
-    update, said = REFUSED[name]
-    reason = checked(update)
-    assert reason is not None
-    assert said in reason
+def test_refused() -> None:
+    unlike = {name: checked(update) for name, (update, said) in REFUSED.items() if said not in str(checked(update))}
+    assert not unlike
 
 
-@pytest.mark.parametrize("words", ["Jane Doe, effusion", ("Jane Doe",), {"Jane Doe": 1}, b"Jane Doe", {"Jane Doe"}])
 @pytest.mark.parametrize("field", ["num_samples", "public_id", "modalities", "phase", "round", "scalars", "metrics"])
-def test_words_that_a_site_sends_by_mistake_are_not_repeated(field: str, words: Any) -> None:
-    assert "Jane" not in str(checked(replace(GOOD, **{field: words})))
+def test_words_that_a_site_sends_by_mistake_are_not_repeated(field: str) -> None:
+    for words in ("Jane Doe, effusion", ("Jane Doe",), {"Jane Doe": 1}, b"Jane Doe", {"Jane Doe"}):
+        refused: Any = {field: words}
+        assert "Jane" not in str(checked(replace(GOOD, **refused)))
 
 
-@pytest.mark.parametrize("name", ["Jane Doe", "Jane\nDoe", "Jane\x1b[31m", "Jane<b>", "J\u00e4ne", "Jane" * 51])
-def test_a_name_that_is_not_plain_is_not_repeated(name: str) -> None:
-    said = [checked(replace(GOOD, state={**GOOD.state, name: torch.ones(1)}))]
-    said += [checked(replace(GOOD, metrics={name: math.nan})), probed(replace(PROBED, scalars={name: 1.0}))]
-    for answer in said:
-        assert answer is not None
-        assert "J" not in answer
-        assert answer.isprintable()
-    assert said[0] == f"1 unexpected tensor(s), e.g. a str of {len(name)}"
+def test_a_name_that_is_not_plain_is_not_repeated() -> None:
+    for name in ["Jane Doe", "Jane\nDoe", "Jane\x1b[31m", "Jane<b>", "J\u00e4ne", "Jane" * 51]:
+        said = [checked(replace(GOOD, state={**GOOD.state, name: torch.ones(1)}))]
+        said += [checked(replace(GOOD, metrics={name: math.nan})), probed(replace(PROBED, scalars={name: 1.0}))]
+        for answer in said:
+            assert answer is not None
+            assert "J" not in answer
+            assert answer.isprintable()
+        assert said[0] == f"1 unexpected tensor(s), e.g. a str of {len(name)}"
 
 
 # What a site takes from the server
@@ -154,13 +152,11 @@ REFUSED_TASKS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED_TASKS)
-def test_a_task_of_no_form_is_refused(name: str) -> None:
-    change, said = REFUSED_TASKS[name]
-    problem = check_broadcast(replace(TASK, **change), train)
-    assert problem is not None
-    assert said in problem
-    assert "Jane" not in problem
+def test_a_task_of_no_form_is_refused() -> None:
+    for name, (change, said) in REFUSED_TASKS.items():
+        problem = str(check_broadcast(replace(TASK, **change), train))
+        assert said in problem, name
+        assert "Jane" not in problem, name
 
 
 def test_a_long_number_is_cut_to_forty_characters() -> None:
@@ -182,9 +178,10 @@ def test_a_declared_scalar_is_needed_and_may_be_unknown() -> None:
     assert "it lacks the scalar 'loss', which the method needs" in str(probed(GOOD))
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, 1e12 + 1, "1.5", None, True, [1.5]])
-def test_a_scalar_is_a_number_in_range(value: Any) -> None:
-    assert "scalar 'loss' is" in str(probed(replace(PROBED, scalars={"loss": value})))
+def test_a_scalar_is_a_number_in_range() -> None:
+    values: list[Any] = [math.inf, -math.inf, 1e12 + 1, "1.5", None, True, [1.5]]
+    for value in values:
+        assert "scalar 'loss' is" in str(probed(replace(PROBED, scalars={"loss": value}))), value
 
 
 def test_no_scalar_rides_along() -> None:
@@ -215,11 +212,9 @@ REFUSED_TENSORS = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED_TENSORS)
-def test_refused_tensors_are_named(name: str) -> None:
-    reason = checked(with_tensor(REFUSED_TENSORS[name]))
-    assert reason is not None
-    assert "image_encoder.weight" in reason
+def test_refused_tensors_are_named() -> None:
+    for name, tensor in REFUSED_TENSORS.items():
+        assert "image_encoder.weight" in str(checked(with_tensor(tensor))), name
 
 
 def test_the_count_of_bad_values_is_told() -> None:
@@ -240,12 +235,12 @@ def test_of_many_wrong_keys_three_are_listed() -> None:
     assert checked(replace(GOOD, state=state)) == "9 unexpected tensor(s), e.g. extra0, extra1, extra2"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_huge_but_finite_values_are_not_refused(dtype: torch.dtype) -> None:
+def test_huge_but_finite_values_are_not_refused() -> None:
     """Their sum overflows, they do not: 4 * max is infinite in every dtype."""
-    huge = {"w": torch.full((4,), torch.finfo(dtype).max, dtype=dtype)}
-    assert not torch.isfinite(huge["w"].sum())
-    assert check_tensors(huge, huge) is None
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        huge = {"w": torch.full((4,), torch.finfo(dtype).max, dtype=dtype)}
+        assert not torch.isfinite(huge["w"].sum())
+        assert check_tensors(huge, huge) is None
 
 
 def test_a_running_variance_may_be_zero_and_never_negative() -> None:

@@ -32,21 +32,18 @@ def noiseless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(privacy, "gaussian", silent)
 
 
-@pytest.mark.parametrize(
-    ("travels", "mistake"),
-    [
+def test_a_pattern_of_a_frozen_tower_is_no_mistake() -> None:
+    """The shipped list has the text tower's words; with adapters they do not travel, or as adapters of that layer."""
+    for travels, mistake in [
         (["text_encoder.words.weight", "text_head.w"], False), (["text_encoder.norm.w", "text_head.w"], True),
         (["text_head.w", "text_alignment.w"], False), (["text_adapter.layer.up", "text_head.w"], False),
         (["text_encoder.norm.w", "text_adapter.words.up"], False), (["text_encoder.norm.w", "text_adapter.q.up"], True),
-    ],
-)  # fmt: skip
-def test_a_pattern_of_a_frozen_tower_is_no_mistake(travels: list[str], mistake: bool) -> None:
-    """The shipped list has the text tower's words; with adapters they do not travel, or as adapters of that layer."""
-    assert is_mistake("text_encoder*word*", travels) is mistake
-    assert is_mistake("txt_encoder*word*", travels), "a misspelt one"
-    assert is_named("text_adapter.words.up", "text_encoder*word*")
-    assert is_named("change/text_adapter.words.up", "text_encoder*word*")
-    assert not is_named("text_adapter.q.up", "text_encoder*word*")
+    ]:  # fmt: skip
+        assert is_mistake("text_encoder*word*", travels) is mistake
+        assert is_mistake("txt_encoder*word*", travels), "a misspelt one"
+        assert is_named("text_adapter.words.up", "text_encoder*word*")
+        assert is_named("change/text_adapter.words.up", "text_encoder*word*")
+        assert not is_named("text_adapter.q.up", "text_encoder*word*")
 
 
 @pytest.mark.usefixtures("noiseless")
@@ -87,15 +84,15 @@ def test_the_noise_follows_no_seed_of_the_run() -> None:
     assert gaussian(0).shape == (0,)
 
 
-@pytest.mark.parametrize(
-    ("drawn", "numerator"), [(0, 0.5), (1, 1.5), (1 << 52, 0.5), (-1, 2**52 - 0.5), (2**51, 2**51 + 0.5)]
-)
-def test_every_draw_is_a_finite_quantile(monkeypatch: pytest.MonkeyPatch, drawn: int, numerator: float) -> None:
+def test_every_draw_is_a_finite_quantile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 64 random bits the lower 52, b, give the quantile of (b + 1/2) / 2^52: never of 0 or 1, which are infinite."""
-    monkeypatch.setattr(privacy.os, "urandom", lambda count: drawn.to_bytes(8, "little", signed=True) * (count // 8))
-    expected = torch.special.ndtri(torch.tensor(numerator, dtype=torch.float64) / 2**52)
-    assert gaussian(2).tolist() == [expected.item()] * 2
-    assert math.isfinite(expected)
+    for drawn, numerator in [(0, 0.5), (1, 1.5), (1 << 52, 0.5), (-1, 2**52 - 0.5), (2**51, 2**51 + 0.5)]:
+        monkeypatch.setattr(
+            privacy.os, "urandom", lambda count, drawn=drawn: drawn.to_bytes(8, "little", signed=True) * (count // 8)
+        )
+        expected = torch.special.ndtri(torch.tensor(numerator, dtype=torch.float64) / 2**52)
+        assert gaussian(2).tolist() == [expected.item()] * 2
+        assert math.isfinite(expected)
 
 
 def test_the_quantiles_are_the_normals() -> None:
@@ -104,24 +101,22 @@ def test_the_quantiles_are_the_normals() -> None:
     assert kstest(gaussian(100_000).numpy(), "norm").pvalue > 1e-6
 
 
-@pytest.mark.parametrize(
-    ("name", "tensor", "says"),
-    [
+def test_what_noise_cannot_protect_is_refused() -> None:
+    for name, tensor, says in [
         ("w", torch.tensor([1, 2, 3]), "int64"),
         ("w", torch.zeros(3, dtype=torch.bfloat16), "bfloat16"),
         ("w", torch.zeros(2), "not received in this shape"),
+        ("w", torch.zeros(1), "not received in this shape"),
         ("w", torch.zeros(3, dtype=torch.float64), "not received in this shape"),
         ("new", torch.zeros(3), "not received"),
         ("norm.running_var", torch.ones(3), "batch norm"),
         ("norm.num_batches_tracked", torch.tensor(1), "batch norm"),
         ("w", torch.tensor([0.0, math.nan, 0.0]), "NaN"),
         ("w", torch.tensor([0.0, math.inf, 0.0]), "NaN"),
-    ],
-)
-def test_what_noise_cannot_protect_is_refused(name: str, tensor: Tensor, says: str) -> None:
-    received = {**RECEIVED, "norm.running_var": torch.ones(3), "norm.num_batches_tracked": torch.tensor(1)}
-    with pytest.raises(PrivacyError, match=says):
-        clip_and_noise({"b": torch.ones(1), name: tensor}, received, clip=1.0, noise_multiplier=1.0)
+    ]:
+        received = {**RECEIVED, "norm.running_var": torch.ones(3), "norm.num_batches_tracked": torch.tensor(1)}
+        with pytest.raises(PrivacyError, match=says):
+            clip_and_noise({"b": torch.ones(1), name: tensor}, received, clip=1.0, noise_multiplier=1.0)
 
 
 def test_a_forbidden_tensor_is_named_and_a_misspelt_name_is_an_error() -> None:

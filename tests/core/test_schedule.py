@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedvlp.core.schedule import cosine
+from fedvlp.core.optimizers import cosine
 
 
 def test_the_cosine_by_hand() -> None:

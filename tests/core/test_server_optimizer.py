@@ -84,8 +84,7 @@ def test_momentum_without_memory_at_a_rate_of_1_is_the_average(name: str) -> Non
     same_bytes(plain, momentum)
 
 
-@pytest.mark.parametrize("kind", USED)
-@pytest.mark.parametrize("averaging", ["mean", "median"])
+@pytest.mark.parametrize(("kind", "averaging"), [("momentum", "mean"), ("adam", "median"), ("yogi", "mean")])
 def test_a_run_that_was_stopped_ends_with_the_same_bytes(tmp_path: Path, kind: str, averaging: str) -> None:
     rounds = replace(ROUNDS, server_optimizer=kind, averaging=averaging)
     stopped = World(
@@ -106,12 +105,3 @@ def test_it_is_refused_where_nothing_is_averaged(name: str) -> None:
 def test_it_is_refused_where_heads_are_solved_for() -> None:
     with pytest.raises(ValueError, match="FedCCA's heads are solved for"):
         override(presets.get("fedcca"), "rounds.server_optimizer", "momentum")
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("optimizer", "sgd"), ("lr", -1.0), ("beta1", 1.0), ("beta2", -0.1), ("tau", 0.0), ("lr", float("inf"))],
-)
-def test_values_outside_of_their_range_are_refused(field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=f"server_{field} is"):
-        Rounds(**{f"server_{field}": value})

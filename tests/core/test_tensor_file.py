@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from support.toy import same_bytes
 
 from fedvlp.core import tensor_file
 from fedvlp.core.checkpoint import CheckpointError, save_tensors
-from fedvlp.core.tensor_file import TensorFile, write_tensors
+from fedvlp.core.tensor_file import Spool, TensorFile, write_tensors
 
+FULL = "No space left on device"
 TENSORS = {
     "w": torch.arange(11.0).reshape(1, 11), "turned": torch.rand(3, 2).T, "half": torch.rand(5).bfloat16(),
     "wide": torch.rand(2).double(), "n": torch.tensor(7), "mask": torch.tensor([True]), "none": torch.zeros(0, 3),
@@ -67,13 +70,20 @@ def test_a_file_that_is_cut_while_it_is_used_is_named(tmp_path: Path) -> None:
         file["w"]
 
 
-def test_a_full_disk_is_said_and_no_half_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, FULL), SafetensorError(f"I/O error: {FULL}")])
+def test_a_full_disk_is_said_and_no_half_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Whether Python or safetensors notices it; also of tensors that wait for their turn."""
+
     def full(*given: Any) -> None:
-        given[1].write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
+        Path(given[1]).write_bytes(b"half")
+        raise error
 
     monkeypatch.setattr(tensor_file, "save_file", full)
-    with pytest.raises(CheckpointError, match="the disk is full; it needs 400 bytes") as error:
-        write_tensors(tmp_path / "file", {"w": torch.zeros(100)})
-    assert error.value.full
-    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(tensor_file, "PARK_BYTES", 0)
+    for write in (partial(write_tensors, tmp_path / "file"), Spool(tmp_path).put):
+        with pytest.raises(CheckpointError, match="the disk is full; it needs 400 bytes") as raised:
+            write({"w": torch.zeros(100)})  # type: ignore[operator]
+        assert raised.value.full
+        assert not list(tmp_path.iterdir())

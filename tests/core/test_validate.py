@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from fedvlp.core.validate import require, require_name
 
 
-@pytest.mark.parametrize("name", ["a", "0", "fedavg", "pms-fm-paper", "a" * 64])
-def test_a_plain_name_is_taken(name: str) -> None:
-    require_name("it", name)
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("", "is ''"), ("-a", "is '-a'"), ("A", "is 'A'"), ("a/b", "is 'a/b'"), ("a\n", r"is 'a\\n'"),
-        ("/" * 64, f"is '{'/' * 64}'"), ("a" * 65, "is too long, or no text"), (7, "is too long, or no text"),
-        (("a",), "is too long, or no text"), (None, "is too long, or no text"),
-    ],
-)  # fmt: skip
-def test_another_is_refused_and_an_endless_one_not_repeated(name: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=f"^it {said}; it takes 1 to 64 characters"):
+def test_a_plain_name_is_taken() -> None:
+    for name in ["a", "0", "fedavg", "pms-fm-paper", "a" * 64]:
         require_name("it", name)
+
+
+def test_another_is_refused_and_an_endless_one_not_repeated() -> None:
+    neither = "is not a string of at most 64 characters"
+    for name, said in [
+        ("", "is ''"), ("-a", "is '-a'"), ("A", "is 'A'"), ("a/b", "is 'a/b'"), ("a\n", r"is 'a\\n'"),
+        ("/" * 64, f"is '{'/' * 64}'"), ("a" * 65, neither), (7, neither), (("a",), neither), (None, neither),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=f"^it {said}; it takes 1 to 64 characters"):
+            require_name("it", name)
 
 
 def test_a_condition_that_does_not_hold_raises_its_message() -> None:

@@ -88,12 +88,6 @@ def test_shards_and_workers_change_nothing(tmp_path: Path, workers: int) -> None
     assert np.array_equal(alone.checksums, images.checksums)
 
 
-def test_a_shard_is_about_a_gigabyte() -> None:
-    for size in (72, 224, 256):
-        partial_rows = max(1, cache_build.SHARD_BYTES // (cache_build.CHUNK * size * size)) * cache_build.CHUNK
-        assert 0.98 * 2**30 < partial_rows * size * size <= 2**30
-
-
 def test_without_a_folder_nothing_is_decoded_until_it_is_used() -> None:
     calls = []
     images = cached(None, "k", lambda row: calls.append(row) or PIXELS[row])

@@ -107,18 +107,15 @@ HARMLESS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "report"), [(kind, text) for kind, texts in IDENTIFYING.items() for text in texts])
-def test_an_identifier_is_counted_under_its_kind(kind: str, report: str) -> None:
-    assert scan([report, "Lungs are clear."])[kind] == 1
-
-
-def test_every_kind_has_an_example() -> None:
+def test_an_identifier_is_counted_under_its_kind() -> None:
     assert IDENTIFYING.keys() == KINDS.keys()
+    for kind, report in [(kind, text) for kind, texts in IDENTIFYING.items() for text in texts]:
+        assert scan([report, "Lungs are clear."])[kind] == 1
 
 
-@pytest.mark.parametrize("report", HARMLESS)
-def test_plain_findings_pass(report: str) -> None:
-    assert scan([report]) == {}
+def test_plain_findings_pass() -> None:
+    for report in HARMLESS:
+        assert scan([report]) == {}
 
 
 def test_the_built_in_cohort_is_clean() -> None:
@@ -264,10 +261,10 @@ def test_equal_words_are_one_finding_with_its_count_and_some_of_its_rows() -> No
     ]
 
 
-@pytest.mark.parametrize("credit", ["Case courtesy of", "case Courtesy  of", "Contributed by"])
-def test_who_is_credited_with_a_published_case_is_no_patient(credit: str) -> None:
-    assert scan([f"{credit} Dr. Ferreira, effusion."]) == {}
-    assert scan([f"{credit} Dr. Ferreira, seen with Dr. Ito."]) == {"name with title": 1}
+def test_who_is_credited_with_a_published_case_is_no_patient() -> None:
+    for credit in ["Case courtesy of", "case Courtesy  of", "Contributed by"]:
+        assert scan([f"{credit} Dr. Ferreira, effusion."]) == {}
+        assert scan([f"{credit} Dr. Ferreira, seen with Dr. Ito."]) == {"name with title": 1}
 
 
 @pytest.mark.slow(seconds=10)

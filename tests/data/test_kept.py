@@ -44,22 +44,22 @@ def test_tokens_are_made_once_and_are_those_of_the_tokenizer(tmp_path: Path) -> 
     assert (first.asked, again.asked) == (3, 0)
 
 
-@pytest.mark.parametrize(
-    ("texts", "tokens"),
-    [
-        ([*REPORTS[:2], "Small effusion."], 4),
-        (["No effusion.Small", *REPORTS[1:]], 4),
-        (REPORTS[::-1], 4),
-        (REPORTS, 5),
-    ],
-    ids=["another report", "another border", "another order", "another length"],
-)
-def test_of_other_reports_or_another_tokenizer_nothing_is_found(tmp_path: Path, texts: list[str], tokens: int) -> None:
-    kept_tokens(HashTokenizer(64, 4), tmp_path)(REPORTS)
-    asked = Counting(64, tokens)
-    ids, _ = kept_tokens(asked, tmp_path)(texts)
-    assert asked.asked == 3
-    assert torch.equal(ids, HashTokenizer(64, tokens)(texts)[0])
+def test_of_other_reports_or_another_tokenizer_nothing_is_found(tmp_path: Path) -> None:
+    for number, (texts, tokens) in enumerate(
+        [
+            ([*REPORTS[:2], "Small effusion."], 4),
+            (["No effusion.Small", *REPORTS[1:]], 4),
+            (REPORTS[::-1], 4),
+            (REPORTS, 5),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        kept_tokens(HashTokenizer(64, 4), folder)(REPORTS)
+        asked = Counting(64, tokens)
+        ids, _ = kept_tokens(asked, folder)(texts)
+        assert asked.asked == 3
+        assert torch.equal(ids, HashTokenizer(64, tokens)(texts)[0])
 
 
 def test_what_is_kept_is_for_its_owner_alone(tmp_path: Path) -> None:

@@ -103,15 +103,15 @@ def square(value: int = 255) -> np.ndarray:
 EXPECTED = square() > 0
 
 
-@pytest.mark.parametrize("value", [1, 128, 255])
-@pytest.mark.parametrize("mode", ["L", "I;16", "1"])
-def test_what_is_not_0_is_inside(mode: str, value: int, tmp_path: Path) -> None:
+def test_what_is_not_0_is_inside(tmp_path: Path) -> None:
     """Whatever the depth; so is every structure of several in one file."""
-    deep = square(value).astype(np.uint16) * (257 if value == 255 else 1)
-    pixels = {"L": square(value), "I;16": deep, "1": square(value) > 0}[mode]
-    pixels[8, 8] = pixels.max() // 3 or 1
-    save(tmp_path / "m.png", pixels)
-    assert np.array_equal(read_mask(tmp_path / "m.png", 32), EXPECTED)
+    for mode in ["L", "I;16", "1"]:
+        for value in [1, 128, 255]:
+            deep = square(value).astype(np.uint16) * (257 if value == 255 else 1)
+            pixels = {"L": square(value), "I;16": deep, "1": square(value) > 0}[mode]
+            pixels[8, 8] = pixels.max() // 3 or 1
+            save(tmp_path / "m.png", pixels)
+            assert np.array_equal(read_mask(tmp_path / "m.png", 32), EXPECTED)
 
 
 def test_what_jpeg_leaves_around_an_edge_is_outside(tmp_path: Path) -> None:
@@ -126,21 +126,16 @@ def test_what_jpeg_leaves_around_an_edge_is_outside(tmp_path: Path) -> None:
     assert not read_mask(tmp_path / "m.jpg", 32).any()
 
 
-@pytest.mark.parametrize(
-    ("palette", "indices"),
-    [
+def test_a_palette_is_no_reason_to_lose_a_structure(tmp_path: Path) -> None:
+    for palette, indices in [
         ([0, 0, 0] * 3, (0, 1)),  # a map of structures whose palette was lost
         ([0, 0, 0, 255, 0, 0, 0, 0, 0], (0, 2)),
         ([255, 255, 255, 0, 0, 0], (1, 0)),  # colours that were counted, the most frequent first
-    ],
-)
-def test_a_palette_is_no_reason_to_lose_a_structure(
-    palette: list[int], indices: tuple[int, int], tmp_path: Path
-) -> None:
-    mask = Image.fromarray(np.where(EXPECTED, indices[1], indices[0]).astype(np.uint8), mode="P")
-    mask.putpalette(palette + [0] * (768 - len(palette)))
-    mask.save(tmp_path / "m.png")
-    assert np.array_equal(read_mask(tmp_path / "m.png", 32), EXPECTED)
+    ]:
+        mask = Image.fromarray(np.where(EXPECTED, indices[1], indices[0]).astype(np.uint8), mode="P")
+        mask.putpalette(palette + [0] * (768 - len(palette)))
+        mask.save(tmp_path / "m.png")
+        assert np.array_equal(read_mask(tmp_path / "m.png", 32), EXPECTED)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])

@@ -53,10 +53,10 @@ def test_by_hand() -> None:
     assert found([NAN, NAN, NAN]) == "healthy"
 
 
-@pytest.mark.parametrize("split", ["val", "test"])
-def test_a_held_out_record_gets_no_report(split: str) -> None:
+def test_a_held_out_record_gets_no_report() -> None:
     """Found by its labels, a report would be judged as if it were the record's own."""
-    assert found([1, 0, 0], split) == ""
+    for split in ["val", "test"]:
+        assert found([1, 0, 0], split) == ""
 
 
 def test_no_report_of_a_site_or_of_a_held_out_split_is_given_away() -> None:

@@ -14,7 +14,7 @@ import pytest
 from fedvlp.data import images
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.deid import PHIError
-from fedvlp.data.screening import Screened, screen, screen_all
+from fedvlp.data.screening import DataSource, Screened, screen, screen_all
 from fedvlp.data.sources.creamfl_collections import JoinedSource
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.sources.tabular import CandidPTXSource
@@ -169,6 +169,8 @@ def test_a_source_that_cannot_be_searched_first_is_built() -> None:
         def build(self) -> Cohort:
             return cohort
 
+    of = DataSource.of(Own())
+    assert (of.modalities, of.in_colour, of.by_site(), of.classes()) == (("image", "text"), False, {}, ())
     screened = screen(Own())
     assert (screened.phi, screened.records, screened.build()) == ({"date": 2}, 8, cohort)
 

@@ -121,22 +121,22 @@ def test_a_table_is_read_by_names_and_words(tmp_path: Path) -> None:
     assert table("another report") == []
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_what_is_wrong_is_said_without_the_text(tmp_path: Path) -> None:
+    for text, said in [
         ("sentence,Edema\n", "'Fracture'"),
         ("", "'sentence', 'Edema', 'Fracture'"),
         ("sentence,Edema,Fracture\ncanary is here,1,2\n", "row 1 is none of 1, 0, -1"),
-        ('sentence,Edema,Fracture\n"canary is here,1,\nanother,0,\n', "sentence table: the row that begins in line 2"),
+        (
+            'sentence,Edema,Fracture\n"canary is here,1,\nanother,0,\n',
+            "sentence table: the row that begins in line 2",
+        ),
         ('sentence,Edema,Fracture\n"canary is here,1,\nanother",0,\n', "sentence table: .* line 2 is where such"),
         ("sentence,Edema,Fracture\ncanary is here,1,\nCanary is here.,0,\n", "row 2 .*with other labels"),
-    ],
-)
-def test_what_is_wrong_is_said_without_the_text(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said) as caught:
-        read_sentence_table(write(tmp_path, text), ("Edema", "Fracture"))
-    assert "anary" not in str(caught.value)
-    assert str(tmp_path) not in str(caught.value)
+    ]:
+        with pytest.raises(ValueError, match=said) as caught:
+            read_sentence_table(write(tmp_path, text), ("Edema", "Fracture"))
+        assert "anary" not in str(caught.value)
+        assert str(tmp_path) not in str(caught.value)
 
 
 def test_a_missing_table_is_said_without_its_path(tmp_path: Path) -> None:

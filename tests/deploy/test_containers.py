@@ -40,20 +40,20 @@ SERVICES = {
 }
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_no_container_has_rights_or_writes_into_its_image(name: str) -> None:
-    service = SERVICES[name]
-    assert service["cap_drop"] == ["ALL"]
-    assert service["mem_limit"]
-    assert service["pids_limit"] > 0
-    assert "cap_add" not in service
-    assert not service.get("privileged")
-    assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service["read_only"] is True
-    assert service["init"], "as process 1 FLARE would not hear that it is to stop"
-    assert service.keys().isdisjoint({"pid", "ipc", "userns_mode", "devices"})
-    assert service.get("network_mode", "service:jobs") == "service:jobs"
-    assert not str(service.get("user", "10001")).startswith(("0", "root"))
+def test_no_container_has_rights_or_writes_into_its_image() -> None:
+    for name in SERVICES:
+        service = SERVICES[name]
+        assert service["cap_drop"] == ["ALL"]
+        assert service["mem_limit"]
+        assert service["pids_limit"] > 0
+        assert "cap_add" not in service
+        assert not service.get("privileged")
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["read_only"] is True
+        assert service["init"], "as process 1 FLARE would not hear that it is to stop"
+        assert service.keys().isdisjoint({"pid", "ipc", "userns_mode", "devices"})
+        assert service.get("network_mode", "service:jobs") == "service:jobs"
+        assert not str(service.get("user", "10001")).startswith(("0", "root"))
 
 
 def test_a_site_without_a_gpu_can_start() -> None:
@@ -190,13 +190,13 @@ def test_the_container_files_name_what_is_there() -> None:
         assert SERVICES[name]["restart"] == "on-failure", "what the console shuts down stays down"
 
 
-@pytest.mark.parametrize("name", ["server", "site"])
-def test_the_command_that_a_file_shows_sets_all_that_it_needs(name: str) -> None:
+def test_the_command_that_a_file_shows_sets_all_that_it_needs() -> None:
     """`sudo` passes on no variable that was exported, and without the digest `FROM python:3.11-slim@` is no image."""
-    text = (DOCKER / f"{name}.yml").read_text(encoding="utf-8")
-    head = " ".join(line.removeprefix("#").removesuffix("\\") for line in text.splitlines() if line.startswith("#"))
-    (command,) = re.findall(r"sudo ([^#]*?)docker compose -f (\S+) up", head)
-    assert command[1] == f"docker/{name}.yml"
-    needed = {found for found, default in re.findall(r"\$\{(\w+)(?::-([^}]*)|[^}]*)\}", text) if not default}
-    assert {"KIT", "DIGEST"} <= needed
-    assert needed == set(re.findall(r"(\w+)=\S+", command[0]))
+    for name in ["server", "site"]:
+        text = (DOCKER / f"{name}.yml").read_text(encoding="utf-8")
+        head = " ".join(line.removeprefix("#").removesuffix("\\") for line in text.splitlines() if line.startswith("#"))
+        (command,) = re.findall(r"sudo ([^#]*?)docker compose -f (\S+) up", head)
+        assert command[1] == f"docker/{name}.yml"
+        needed = {found for found, default in re.findall(r"\$\{(\w+)(?::-([^}]*)|[^}]*)\}", text) if not default}
+        assert {"KIT", "DIGEST"} <= needed
+        assert needed == set(re.findall(r"(\w+)=\S+", command[0]))

@@ -137,7 +137,14 @@ def test_a_site_has_all_that_its_guide_names(copied: Path, tmp_path: Path) -> No
     assert f"SERVER={HOST}" in guide
     assert f"TCP {PORT}" in guide
     linked = links(kit)
-    assert linked["README.md"] == {"CLUSTERS.md", "PRIVACY.md", "RUNBOOK.md", "own-data.md", "security.md"}
+    assert linked["README.md"] == {
+        "CLUSTERS.md",
+        "DATA_CARD.md",
+        "PRIVACY.md",
+        "RUNBOOK.md",
+        "own-data.md",
+        "security.md",
+    }
     assert "README.md" in linked["security.md"], "the site's guide, by its name in the kit"
     assert (kit / "docker" / "gpu.yml").is_file()
     commands = "\n".join(re.findall(r"^ *```sh\n(.*?)^ *```", guide, re.DOTALL | re.MULTILINE))

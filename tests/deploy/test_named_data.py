@@ -162,34 +162,31 @@ def test_a_rehearsal_has_patients_of_its_own_for_the_public_set(tmp_path: Path) 
     assert public_id(one) == public_id(other) == public_id(cohort_of(at_server(rehearsal, tmp_path)))
 
 
-@pytest.mark.parametrize(
-    ("preset", "data", "said"),
-    [
+def test_a_job_names_a_public_set_where_one_is_used() -> None:
+    for preset, data, said in [
         ("car-mfl", "pretrain", r"car-mfl needs a public set .* --data named:pretrain,public=NAME"),
         ("creamfl", "pretrain", "creamfl needs a public set"),
         ("pms-fm", "pretrain", "pms-fm needs a public set"),  # retrieved reports are those of one
         ("fedavg", "pretrain,openi", "fedavg has no use for a public set; leave public=openi out"),
-    ],
-)
-def test_a_job_names_a_public_set_where_one_is_used(preset: str, data: str, said: str) -> None:
-    name, _, public = data.partition(",")
-    experiment = asked(preset, data=NamedData(name, SIDE, public))
-    with pytest.raises(SiteConfigError, match=said):
-        job_files(experiment, custom=False, sites=(PAIRS, FILMS))
+    ]:
+        name, _, public = data.partition(",")
+        experiment = asked(preset, data=NamedData(name, SIDE, public))
+        with pytest.raises(SiteConfigError, match=said):
+            job_files(experiment, custom=False, sites=(PAIRS, FILMS))
 
 
-@pytest.mark.parametrize("setting", ["image_only=1", "text_only=1", "public=0.1"])
-def test_what_sites_keep_is_not_dealt(setting: str) -> None:
-    key, _, value = setting.partition("=")
-    experiment = override(asked("car-mfl"), f"partition.{key}", value)
-    with pytest.raises(SiteConfigError, match=f"partition.{key} is for records that are dealt"):
-        job_files(experiment, custom=False, sites=(PAIRS, FILMS))
+def test_what_sites_keep_is_not_dealt() -> None:
+    for setting in ["image_only=1", "text_only=1", "public=0.1"]:
+        key, _, value = setting.partition("=")
+        experiment = override(asked("car-mfl"), f"partition.{key}", value)
+        with pytest.raises(SiteConfigError, match=f"partition.{key} is for records that are dealt"):
+            job_files(experiment, custom=False, sites=(PAIRS, FILMS))
 
 
-@pytest.mark.parametrize("name", ["Chest", "../x", "a b", "x" * 65])
-def test_a_public_sets_name_is_plain(name: str) -> None:
-    with pytest.raises(ValueError, match="the name of a public set is"):
-        NamedData("pretrain", public=name)
+def test_a_public_sets_name_is_plain() -> None:
+    for name in ["Chest", "../x", "a b", "x" * 65]:
+        with pytest.raises(ValueError, match="the name of a public set is"):
+            NamedData("pretrain", public=name)
 
 
 def test_a_selector_of_more_sites_than_any_consortium_has_is_not_the_presets() -> None:

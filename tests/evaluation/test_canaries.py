@@ -20,10 +20,10 @@ def test_exposure_by_hand() -> None:
     assert bits.tolist() == pytest.approx([2.0, 2 - math.log2(3), 2 - math.log2(1.5)])
 
 
-@pytest.mark.parametrize("candidates", [2, 16, 1024])
-def test_chance_is_the_mean_over_all_ranks(candidates: int) -> None:
-    mean = sum(math.log2(candidates) - math.log2(rank) for rank in range(1, candidates + 1)) / candidates
-    assert by_chance(candidates) == pytest.approx(mean)
+def test_chance_is_the_mean_over_all_ranks() -> None:
+    for candidates in [2, 16, 1024]:
+        mean = sum(math.log2(candidates) - math.log2(rank) for rank in range(1, candidates + 1)) / candidates
+        assert by_chance(candidates) == pytest.approx(mean)
 
 
 def test_chance_goes_to_one_over_the_logarithm_of_two() -> None:

@@ -41,15 +41,15 @@ def assert_same(seen, expected):
     assert seen[0].dtype == seen[1].dtype == torch.int64
 
 
-@pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("captions", [1, 5])
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_equal_a_full_stable_sort_on_many_ties(tile, captions, shuffled):
-    image, text = integers(30, 6, 0), integers(30 * captions, 6, 1)
-    owner = torch.arange(30).repeat_interleave(captions)
-    if shuffled:
-        owner = owner[torch.randperm(owner.numel(), generator=torch.Generator().manual_seed(2))]
-    assert_same(ranks(image, text, image_of_text=owner, tile=tile), sorted_ranks(image @ text.t(), owner))
+def test_equal_a_full_stable_sort_on_many_ties():
+    for shuffled in [False, True]:
+        for captions in [1, 5]:
+            for tile in TILES:
+                image, text = integers(30, 6, 0), integers(30 * captions, 6, 1)
+                owner = torch.arange(30).repeat_interleave(captions)
+                if shuffled:
+                    owner = owner[torch.randperm(owner.numel(), generator=torch.Generator().manual_seed(2))]
+                assert_same(ranks(image, text, image_of_text=owner, tile=tile), sorted_ranks(image @ text.t(), owner))
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,40 +63,40 @@ def test_equal_a_full_stable_sort_for_any_shape(images, more, seed, rows, column
     assert_same(ranks(image, text, image_of_text=owner, tile=(rows, columns)), expected)
 
 
-@pytest.mark.parametrize("dimension", [1, 64, 512, 769])
-def test_near_ties_are_resolved_with_the_products_own_bits(dimension):
+def test_near_ties_are_resolved_with_the_products_own_bits():
     """Competitors one float32 step from the positive. One tile is the full product: the sort sees the same bits."""
-    image = unit(300, dimension, 0)
-    text = image + 1e-7 * unit(300, dimension, 1)
-    text[100:200] = text[:100]  # the same text again: equal scores, or nearly
-    text[200:300] = torch.nextafter(text[:100], torch.tensor(math.inf))
-    expected = sorted_ranks(image @ text.t(), torch.arange(300))
-    assert_same(ranks(image, text, tile=(1024, 1024)), expected)
+    for dimension in [1, 64, 512, 769]:
+        image = unit(300, dimension, 0)
+        text = image + 1e-7 * unit(300, dimension, 1)
+        text[100:200] = text[:100]  # the same text again: equal scores, or nearly
+        text[200:300] = torch.nextafter(text[:100], torch.tensor(math.inf))
+        expected = sorted_ranks(image @ text.t(), torch.arange(300))
+        assert_same(ranks(image, text, tile=(1024, 1024)), expected)
 
 
-@pytest.mark.parametrize("tile", [(1024, 1024), (96, 64), (50, 33)])
-def test_equal_a_sort_of_the_same_tiles(tile):
+def test_equal_a_sort_of_the_same_tiles():
     """The full matrix put together from the products that ranks() makes: identical for every tile, near-ties or not."""
-    image = unit(300, 512, 0)
-    text = (image + 1e-7 * unit(300, 512, 1))[torch.arange(300) // 2 * 2]  # every text twice
-    tiles = module._Tiles(image, text, tile)
-    scores = torch.empty(300, 300)
-    for rows, columns in tiles:
-        scores[rows, columns] = tiles.scores(rows, columns)
-    assert_same(ranks(image, text, tile=tile), sorted_ranks(scores, torch.arange(300)))
+    for tile in [(1024, 1024), (96, 64), (50, 33)]:
+        image = unit(300, 512, 0)
+        text = (image + 1e-7 * unit(300, 512, 1))[torch.arange(300) // 2 * 2]  # every text twice
+        tiles = module._Tiles(image, text, tile)
+        scores = torch.empty(300, 300)
+        for rows, columns in tiles:
+            scores[rows, columns] = tiles.scores(rows, columns)
+        assert_same(ranks(image, text, tile=tile), sorted_ranks(scores, torch.arange(300)))
 
 
-@pytest.mark.parametrize("tile", TILES)
-def test_one_float_step_beside_the_positive_is_no_tie(tile):
+def test_one_float_step_beside_the_positive_is_no_tie():
     """One dimension and images of 1: the scores are the texts, one of three neighbouring floats, for any tile."""
-    one = torch.tensor(1.0)
-    values = torch.stack([torch.nextafter(one, 0 * one), one, torch.nextafter(one, 2 * one)])
-    text = values[integers(30, 1, 0, 0, 3).long()]  # [30, 1]
-    shuffled = torch.randperm(30, generator=torch.Generator().manual_seed(1))
-    for owner in (torch.arange(30), shuffled, torch.arange(30) // 3):
-        image = torch.ones(int(owner.max()) + 1, 1)
-        assert_same(ranks(image, text, image_of_text=owner, tile=tile), sorted_ranks(image @ text.t(), owner))
-        assert_same(ranks(text, text, tile=tile), sorted_ranks(text @ text.t(), torch.arange(30)))
+    for tile in TILES:
+        one = torch.tensor(1.0)
+        values = torch.stack([torch.nextafter(one, 0 * one), one, torch.nextafter(one, 2 * one)])
+        text = values[integers(30, 1, 0, 0, 3).long()]  # [30, 1]
+        shuffled = torch.randperm(30, generator=torch.Generator().manual_seed(1))
+        for owner in (torch.arange(30), shuffled, torch.arange(30) // 3):
+            image = torch.ones(int(owner.max()) + 1, 1)
+            assert_same(ranks(image, text, image_of_text=owner, tile=tile), sorted_ranks(image @ text.t(), owner))
+            assert_same(ranks(text, text, tile=tile), sorted_ranks(text @ text.t(), torch.arange(30)))
 
 
 def test_one_float_step_below_a_later_positive_is_not_ahead():
@@ -146,20 +146,20 @@ def test_a_perfect_model_scores_100_at_every_tile():
     assert retrieval(image, image) == {f"{way}/r{k}": 100.0 for k in (1, 5, 10) for way in ("i2t", "t2i", "mean")}
 
 
-@pytest.mark.parametrize("tile", TILES)
-def test_collapsed_embeddings_score_chance(tile):
-    image = torch.zeros(40, 8)
-    image[:, 0] = 1
-    forward, backward = ranks(image, image, tile=tile)
-    assert forward.tolist() == backward.tolist() == list(range(40))
-    assert retrieval(image, image, ks=(1, 10)) == pytest.approx(
-        {"i2t/r1": 2.5, "t2i/r1": 2.5, "mean/r1": 2.5, "i2t/r10": 25.0, "t2i/r10": 25.0, "mean/r10": 25.0}
-    )
-    owner = torch.arange(40).repeat_interleave(5)
-    forward, backward = ranks(image, image[owner], image_of_text=owner, tile=tile)
-    assert forward.tolist() == list(range(0, 200, 5))
-    assert backward.tolist() == owner.tolist()
-    assert in_batch_retrieval(image, image, batch_size=8)["mean/r1"] == 12.5
+def test_collapsed_embeddings_score_chance():
+    for tile in TILES:
+        image = torch.zeros(40, 8)
+        image[:, 0] = 1
+        forward, backward = ranks(image, image, tile=tile)
+        assert forward.tolist() == backward.tolist() == list(range(40))
+        assert retrieval(image, image, ks=(1, 10)) == pytest.approx(
+            {"i2t/r1": 2.5, "t2i/r1": 2.5, "mean/r1": 2.5, "i2t/r10": 25.0, "t2i/r10": 25.0, "mean/r10": 25.0}
+        )
+        owner = torch.arange(40).repeat_interleave(5)
+        forward, backward = ranks(image, image[owner], image_of_text=owner, tile=tile)
+        assert forward.tolist() == list(range(0, 200, 5))
+        assert backward.tolist() == owner.tolist()
+        assert in_batch_retrieval(image, image, batch_size=8)["mean/r1"] == 12.5
 
 
 def test_the_tile_does_not_change_the_ranks_of_random_unit_vectors():
@@ -204,10 +204,10 @@ def test_captions_twice_cannot_lower_a_hit():
     assert torch.equal(twice, 2 * once)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_dtypes(dtype):
-    image, text = integers(30, 4, 0).to(dtype), integers(30, 4, 1).to(dtype)
-    assert_same(ranks(image, text), sorted_ranks(image.double() @ text.double().t(), torch.arange(30)))
+def test_dtypes():
+    for dtype in [torch.float16, torch.bfloat16, torch.float64]:
+        image, text = integers(30, 4, 0).to(dtype), integers(30, 4, 1).to(dtype)
+        assert_same(ranks(image, text), sorted_ranks(image.double() @ text.double().t(), torch.arange(30)))
 
 
 def test_strided_inputs_and_gradients():
@@ -297,17 +297,14 @@ def test_across_sites():
     assert across_sites({"a": {"x": 4.0}})["x/disparity_population_std"] == 0
 
 
-@pytest.mark.parametrize(
-    "sites", [{}, {"a": {"x": 1.0}, "b": {"y": 1.0}}, {"a": {"x": math.nan}}, {"a": {"x": 1.0}, "b": {}}]
-)
-def test_across_sites_refuses_what_it_cannot_average(sites):
-    with pytest.raises(ValueError, match=r"across_sites: .*; *expected"):
-        across_sites(sites)
+def test_across_sites_refuses_what_it_cannot_average():
+    for sites in [{}, {"a": {"x": 1.0}, "b": {"y": 1.0}}, {"a": {"x": math.nan}}, {"a": {"x": 1.0}, "b": {}}]:
+        with pytest.raises(ValueError, match=r"across_sites: .*; *expected"):
+            across_sites(sites)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_refusals_state_what_was_seen_and_the_remedy():
+    for change, words in [
         ({"text": torch.zeros(4, 3)}, r"image \(4, 2\) and text \(4, 3\)"),
         ({"image": torch.zeros(4)}, r"image \(4,\)"),
         ({"image": torch.zeros(0, 2)}, r"image \(0, 2\)"),
@@ -329,14 +326,12 @@ def test_across_sites_refuses_what_it_cannot_average(sites):
         ({"tile": (5, 0)}, r"tile is \(5, 0\)"),
         ({"tile": (2**24 + 1, 5)}, r"tile is \(16777217, 5\)"),
         ({"tile": (5, 2**24 + 1)}, r"tile is \(5, 16777217\)"),
-    ],
-)
-def test_refusals_state_what_was_seen_and_the_remedy(change, words):
-    good = {"image": torch.ones(4, 2), "text": torch.ones(4, 2)}
-    with pytest.raises(ValueError, match=words) as caught:
-        ranks(**{**good, **change})
-    assert str(caught.value).startswith("ranks: ")
-    assert "; expected " in str(caught.value)
+    ]:
+        good = {"image": torch.ones(4, 2), "text": torch.ones(4, 2)}
+        with pytest.raises(ValueError, match=words) as caught:
+            ranks(**{**good, **change})
+        assert str(caught.value).startswith("ranks: ")
+        assert "; expected " in str(caught.value)
 
 
 def test_scores_up_to_the_largest_number_are_taken():

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,9 +52,8 @@ def test_the_good_reply_passes() -> None:
     assert refused(changed()) is None
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
+def test_what_is_no_reply_is_refused_in_words() -> None:
+    for reply in [
         Shareable(),
         make_reply(ReturnCode.OK),
         make_reply(ReturnCode.EXECUTION_RESULT_ERROR),
@@ -69,11 +67,8 @@ def test_the_good_reply_passes() -> None:
         changed(modalities=5),
         changed(modalities=[b"image"]),
         changed(public_id=None),
-    ],
-    ids=range(13),
-)
-def test_what_is_no_reply_is_refused_in_words(reply: Shareable) -> None:
-    assert refused(reply)
+    ]:
+        assert refused(reply)
 
 
 @settings(max_examples=150, deadline=None)

@@ -208,9 +208,11 @@ def file_fields() -> list[tuple[str, str]]:
             if f.metadata.get("below_root") or f.name in own]  # fmt: skip
 
 
-@pytest.mark.parametrize(("source", "setting"), file_fields())
-def test_row_27_no_setting_of_a_site_leads_out(source: str, setting: str, kit: Path, outside: Path) -> None:
-    """By parents, from the root of the disk, in Windows' ways, through a link to a folder, to a file, and to a link."""
+def test_row_27_no_setting_of_a_site_leads_out(kit: Path, outside: Path) -> None:
+    """By parents, from the root of the disk, in Windows' ways, through a link to a folder, to a file, and to a link.
+
+    The first settings are tried with every way out, the others with two each.
+    """
     for below in (kit, kit / "data", kit / "data" / "cxr"):
         below.mkdir(exist_ok=True)
         (below / "chain").unlink(missing_ok=True)
@@ -223,11 +225,13 @@ def test_row_27_no_setting_of_a_site_leads_out(source: str, setting: str, kit: P
         f"../../{OUTSIDE}", "..", "cxr/../../..", str(outside), "/", "C:\\films", "\\\\server\\films", "link",
         "link/pairs.csv", "chain/pairs.csv", "file", f"x/../../../{OUTSIDE}/pairs.csv",
     )  # fmt: skip
-    if setting == "root":
-        away = (*(name for name in away if name != "cxr/../../.."), "cxr/../..")
-    if setting == "cache":
-        away = (*(name for name in away if name != "cxr/../../.."), "data/../..")
-    for text in away:
+    fields_ = file_fields()
+    assert len(fields_) > 70
+    tried = [(source, setting, text) for number, (source, setting) in enumerate(fields_)
+             for text in (away if number < 4 else away[number % 6 :: 6])]  # fmt: skip
+    for source, setting, text in tried:
+        if text == "cxr/../../..":  # of a root or a cache this would be a folder of the kit's own
+            text = {"root": "cxr/../..", "cache": "data/../.."}.get(setting, text)
         entry = {"source": source, "root": "cxr", "path": "t.csv", setting: text}
         (kit / "local" / "fedvlp.json").write_text(json.dumps({"data": {"pretrain": entry}}))
         with (
@@ -355,8 +359,11 @@ def flares_rule(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, str], tuple[
     return decide
 
 
-@pytest.mark.parametrize("role", ["lead", "project_admin", "org_admin", "member"])
-@pytest.mark.parametrize("name", ["custom/evil.py", "custom/fedvlp/__init__.py", "custom/README.md"])
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [("custom/evil.py", "lead"), ("custom/fedvlp/__init__.py", "project_admin"), ("custom/README.md", "org_admin"),
+     ("custom/evil.py", "member")],
+)  # fmt: skip
 def test_row_29_custom_code_is_refused_to_every_role(
     name: str, role: str, kit: Path, flares_rule: Callable[[Path, str], tuple[bool, str]]
 ) -> None:

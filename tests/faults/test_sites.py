@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,15 +13,12 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Reply
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
-from fedvlp.federation.exchange import SequentialExchange, WorkerPool
+from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation, Rounds
-from fedvlp.federation.site import Site
-from fedvlp.flare.paths import PathError, SitePaths
-from fedvlp.flare.task_handler import RefusedError, TaskHandler
 from fedvlp.methods import METHODS
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.config import identity, override
+from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
 
 
@@ -70,22 +65,6 @@ def test_a_site_that_the_data_do_not_know_is_told_so() -> None:
         Assembly(override(presets.get("fedavg"), "data.sites", "2")).site("site-9")
 
 
-def test_row_22_a_disk_that_takes_no_more_costs_the_site_its_update(tmp_path: Path) -> None:
-    """The system itself refuses files of b beyond 200 bytes, in a process of its own, until the run is resumed."""
-    one = World(small(METHODS["local"]), rounds=Rounds(rounds=2, evaluate_every=0), folder=tmp_path)
-
-    def full(name: str) -> Site:
-        if name == "b":
-            resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
-        return one.site(name)
-
-    with WorkerPool(full, ("a", "b", "c"), 3) as exchange:
-        history = one.run(exchange).history
-    assert [list(record["dropped"]) for record in history] == [["b"], ["b"]]
-    assert "CheckpointError: cannot write 00000-0.safetensors" in history[0]["dropped"]["b"]
-    assert [file.name for file in (tmp_path / "sites" / "b").iterdir()] == [], "and no half-written file is left"
-
-
 @pytest.mark.parametrize("error", [MemoryError(), torch.cuda.OutOfMemoryError("Tried to allocate 2.00 GiB")])
 def test_row_36_no_memory_left_says_what_to_do(error: Exception) -> None:
     one = World(small(METHODS["fedavg"]), rounds=Rounds(rounds=1, evaluate_every=0))
@@ -99,30 +78,3 @@ def test_row_36_no_memory_left_says_what_to_do(error: Exception) -> None:
     assert "OutOfMemoryError: " in dropped["b"] or "MemoryError: " in dropped["b"]
     assert "lower training.batch_size" in dropped["b"]
     assert "2.00 GiB" not in dropped["b"]
-
-
-@pytest.mark.parametrize(
-    ("what", "said"),
-    [("fingerprint", "the server's fingerprint is another, this site's is"), ("wire", "writes wire version another")],
-)
-def test_rows_30_and_31_another_configuration_or_version_is_refused_before_anything_is_built(
-    what: str, said: str
-) -> None:
-    chosen = presets.get("fedavg")
-    run = {**identity(chosen, "fedavg/001"), what: "another"}
-    with pytest.raises(RefusedError, match=said):
-        TaskHandler(chosen, SitePaths("site-1", "/nowhere", "/nowhere")).answer(
-            Broadcast(0, "train", {}), run, lambda: False
-        )
-
-
-@pytest.mark.parametrize("folder", ["../elsewhere", "/etc", "fedavg/../../x", "link/x"])
-def test_row_27_the_servers_folder_name_leads_nowhere_else(tmp_path: Path, folder: str) -> None:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "link").symlink_to("/tmp")
-    chosen = presets.get("fedavg")
-    run = identity(chosen, folder)
-    with pytest.raises(PathError, match="outside this site's own"):
-        TaskHandler(chosen, SitePaths("site-1", str(tmp_path / "runs"), "")).answer(
-            Broadcast(0, "train", {}), run, lambda: False
-        )

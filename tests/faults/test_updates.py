@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.cases import cases
+from support.cases import KINDS, cases
 from support.toy import Toy, World, same_bytes, small
 
 from fedvlp.core.aggregation import bounded
@@ -20,11 +20,9 @@ from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Upd
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.methods import METHODS
-from fedvlp.methods.ensemble import PublicEnsemble
 
 Spoil = Callable[[Update], Any]
 BIAS = "text_head.bias"
-REPRESENTATIONS = [name for name, kind in METHODS.items() if issubclass(kind, PublicEnsemble)]
 
 
 class Spoiled:
@@ -93,17 +91,12 @@ def test_a_bad_update_is_dropped_and_named_and_the_run_goes_on_without_it(fault:
 
 
 @pytest.mark.parametrize("name", cases(METHODS, seconds=1))
-@pytest.mark.parametrize("fault", ["row 1: NaN", "row 2: (1,) that would broadcast", "row 5: another's name"])
-def test_every_method_drops_it(name: str, fault: str) -> None:
-    """What a method shares is where the poison goes; a method that shares nothing is sent a tensor too many."""
+def test_every_method_drops_it(name: str) -> None:
+    """NaN goes where a method shares something; a method that shares nothing is sent a tensor too many."""
 
     def spoil(update: Update) -> Any:
-        if fault.startswith("row 5"):
-            return replace(update, site="a")
         key = next(iter(update.state), "uninvited")
-        value = update.state.get(key, torch.ones(4))
-        bad = value * math.nan if "NaN" in fault else torch.ones(1) if value.shape != (1,) else torch.ones(2)
-        return replace(update, state={**update.state, key: bad})
+        return replace(update, state={**update.state, key: update.state.get(key, torch.ones(4)) * math.nan})
 
     one, other = world(name), world(name)
     seen = one.run(Spoiled(one, spoil))
@@ -112,14 +105,6 @@ def test_every_method_drops_it(name: str, fault: str) -> None:
     same_bytes(seen.state, expected.state)
     same_bytes(seen.memory, expected.memory)
     assert all(torch.isfinite(t).all() for t in seen.state.values() if t.is_floating_point())
-
-
-def test_row_7_no_samples_no_weight(without_b: Server) -> None:
-    """A site with 0 samples is no fault, and counts nothing: the same model as without it."""
-    one = world()
-    seen = one.run(Spoiled(one, lambda update: replace(update, num_samples=0)))
-    assert all(not record["dropped"] for record in seen.history)
-    same_bytes(seen.state, without_b.state)
 
 
 def test_row_7_a_cap_on_samples() -> None:
@@ -187,16 +172,6 @@ def test_row_7_no_site_has_more_than_its_share(caplog: pytest.LogCaptureFixture)
     assert "b: its 10000000 samples count as 24: max_share is 0.5" in caplog.messages
 
 
-@pytest.mark.parametrize(
-    ("field", "wrong"),
-    [("samples_factor", 0.9), ("samples_factor", math.inf), ("max_share", 0.0), ("max_share", 1.1),
-     ("max_share", math.nan), ("averaging", "mode"), ("trim", 0.5)],
-)  # fmt: skip
-def test_row_7_impossible_limits_are_refused(field: str, wrong: Any) -> None:
-    with pytest.raises(ValueError, match=field):
-        Rounds(**{field: wrong})
-
-
 class Empty:
     """Sites that all say they have nothing."""
 
@@ -208,7 +183,7 @@ class Empty:
             yield site, replace(reply, num_samples=0)  # type: ignore[type-var]
 
 
-@pytest.mark.parametrize("name", cases(name for name in METHODS if not METHODS[name].uses_public))
+@pytest.mark.parametrize("name", [name for name in KINDS if not METHODS[name].uses_public])
 def test_row_8_nobody_has_samples_the_model_stays(name: str) -> None:
     """Where the server trains on a public set of its own, its model may move without any site."""
     one = world(name)
@@ -248,7 +223,7 @@ def exchange(**broken: str) -> Callable[[World], Any]:
     return build
 
 
-@pytest.mark.parametrize("name", cases(METHODS))
+@pytest.mark.parametrize("name", KINDS)
 def test_row_10_below_the_quorum_nothing_is_kept_and_it_resumes(tmp_path: Path, name: str) -> None:
     """Two of three sites fail in round 1; mended, the run ends with the bytes of one that never failed."""
     one = World(small(METHODS[name]), rounds=Rounds(rounds=3, evaluate_every=0), folder=tmp_path)
@@ -284,12 +259,6 @@ def test_row_24_a_corrupt_memory_costs_its_site_and_is_named(tmp_path: Path) -> 
     history = one.run(report=corrupt).history
     assert list(history[1]["dropped"]) == ["b"]
     assert "00000-0.safetensors" in history[1]["dropped"]["b"]
-
-
-def test_row_33_undeclared_aux_costs_its_site() -> None:
-    one = world()
-    seen = one.run(Spoiled(one, lambda update: replace(update, aux={"rows": [1, 2, 3]})))
-    assert list(seen.history[1]["dropped"]) == ["b"]
 
 
 class Moving:
@@ -351,26 +320,6 @@ def test_row_11_a_robust_average_leaves_it_out(averaging: str) -> None:
     assert moved(by, averaging=averaging, clip_to_median=0).state["w"].tolist() == [1.5] * 4
 
 
-@pytest.mark.parametrize("averaging", ["trimmed", "median"])
-@pytest.mark.parametrize(
-    "name", cases([n for n in METHODS if n not in (*REPRESENTATIONS, "local", "centralized", "scaffold")], seconds=1)
-)
-def test_row_11_every_average_can_be_robust(name: str, averaging: str) -> None:
-    """Of three sites b sends 3e38 and -3e38, unclipped: the model ends the same, and stays of an honest size."""
-
-    def ended(value: float) -> Server:
-        def spoil(update: Update) -> Update:
-            state = {n: torch.full_like(t, value) if t.is_floating_point() else t for n, t in update.state.items()}
-            return replace(update, state=state)
-
-        one = world(name, averaging=averaging, clip_to_median=0, rounds=2)
-        return one.run(Spoiled(one, spoil))
-
-    for server in (ended(3e38), ended(-3e38)):
-        assert all(not record["dropped"] for record in server.history)
-        assert max(float(t.abs().max()) for n, t in server.state.items() if t.is_floating_point()) < 100
-
-
 def test_row_11_running_statistics_have_a_median_of_their_own() -> None:
     """They are far larger than weights: under one norm they would hide them. A variance never turns negative."""
     reference: State = {"w": torch.zeros(1), "n.running_mean": torch.zeros(1), "n.running_var": torch.ones(1)}
@@ -407,35 +356,3 @@ def test_row_11_honest_sites_are_not_touched_by_clipping() -> None:
 def test_row_11_the_sites_that_did_not_train_do_not_shorten_the_others() -> None:
     assert moved({"a": 0.0, "b": 0.0, "c": 0.0, "d": 2.0}, clip_to_median=1).state["w"].tolist() == [0.5] * 4
     assert moved({"a": 0.0, "b": 0.0}, clip_to_median=1).state["w"].tolist() == [0.0] * 4
-
-
-def scaled(factor: float) -> Spoil:
-    """Every real value of the update, times ``factor``."""
-
-    def spoil(update: Update) -> Update:
-        state = {n: t * factor if t.is_floating_point() else t for n, t in update.state.items()}
-        return replace(update, state=state)
-
-    return spoil
-
-
-@pytest.mark.parametrize("name", cases(METHODS, seconds=1))
-def test_row_11_every_method_is_bounded(name: str) -> None:
-    """One site's values times 1e6 and 1e9 give the same: weights are clipped, representations are no unit vectors."""
-
-    def times(factor: float) -> Server:
-        one = world(name, clip_to_median=3)
-        return one.run(Spoiled(one, scaled(factor)))
-
-    once, again = times(1e6), times(1e9)
-    for key, value in once.state.items():
-        torch.testing.assert_close(value, again.state[key], rtol=1e-3, atol=1e-4)
-    for site, why in (item for record in once.history for item in record["dropped"].items()):
-        assert (site, name in REPRESENTATIONS) == ("b", True)
-        assert "differs from 1 by 1e+06, expected unit vectors" in why
-
-
-@pytest.mark.parametrize("wrong", [-1.0, 0.5, math.nan, math.inf])
-def test_row_11_a_ratio_below_one_is_refused(wrong: float) -> None:
-    with pytest.raises(ValueError, match=r"clip_to_median is .*; it is 0"):
-        Rounds(clip_to_median=wrong)

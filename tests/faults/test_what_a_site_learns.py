@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.cases import cases
 from support.toy import Recorder, World, clone, raw, small, three_sites
 
 from fedvlp.core.types import Broadcast, Reply, Update
@@ -15,7 +16,7 @@ from fedvlp.methods import METHODS, FedAvg
 ROUNDS = Rounds(rounds=3, evaluate_every=1)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].pooled])
+@pytest.mark.parametrize("name", cases([name for name in METHODS if not METHODS[name].pooled], seconds=1))
 def test_no_site_is_sent_what_another_site_sent(name: str) -> None:
     """No tensor that goes to a site has the bytes of one that another site sent before."""
     world = World(small(METHODS[name]), rounds=ROUNDS)

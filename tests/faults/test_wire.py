@@ -5,6 +5,7 @@ A stale reply is a real one of an earlier task, kept and sent again; a strange c
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import re
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from nvflare.apis.shareable import Shareable
-from support.cases import cases
+from support.cases import KINDS, cases
 from support.flare_memory import Fate, MemoryFlare, Task, in_engine, serialised, told, toy_experiment
 from support.toy import Wired, clone, same_bytes, small, three_sites
 
@@ -236,8 +237,10 @@ def test_row_7_a_count_that_is_none_is_refused_after_the_wire(tmp_path: Path, mo
 AVERAGED = [name for name, kind in METHODS.items() if not kind.uses_public and name not in ("local", "centralized")]
 
 
-@pytest.mark.parametrize("averaging", ["mean", "trimmed", "median"])
-@pytest.mark.parametrize("name", cases(AVERAGED, seconds=1))
+@pytest.mark.parametrize(
+    ("name", "averaging"),
+    cases(zip(AVERAGED, itertools.cycle(("mean", "trimmed", "median"))), often=("fedavg", *KINDS), seconds=1),
+)
 def test_row_7_0_samples_weigh_nothing_whatever_they_come_with(name: str, averaging: str) -> None:
     """0 is no fault, and no vote: in no average does it matter what such a site sends."""
 

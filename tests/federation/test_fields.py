@@ -19,7 +19,7 @@ from fedvlp.core.types import State
 from fedvlp.federation.codec import Wire
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import METHODS, FedAvg
+from fedvlp.methods import METHODS, AdapterConfig, ContextConfig, FedAvg
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.models.vae import DistillerConfig
@@ -137,7 +137,7 @@ STUDY = ModelConfig(embedding_dim=8, image_size=16, max_tokens=8, vocabulary=64,
 SELECTOR = SelectorConfig(sites=2, classes=("Edema", "Pneumonia"), hidden=8)
 
 
-def studies(extra: SelectorConfig | DistillerConfig, method: Method) -> World:
+def studies(extra: Any, method: Method) -> World:
     """Two sites of random films and words, and a part of the model that one method alone has."""
     draw = torch.Generator().manual_seed(0)
     image, text = torch.randn(8, 1, 16, 16, generator=draw), torch.randint(2, 64, (8, 8), generator=draw)
@@ -161,6 +161,8 @@ WORLDS: dict[str, Callable[[Method], World]] = {
     "pms-fm": partial(studies, SELECTOR),
     "fedsm": partial(studies, SELECTOR),
     "fedfed": partial(studies, DistillerConfig(channels=4, latent=2)),
+    "prompt-learning": partial(studies, ContextConfig(("Edema", "Pneumonia"), context=2)),
+    "clip-adapter": partial(studies, AdapterConfig(("Edema", "Pneumonia"), private_hidden=4)),
     **{name: partial(films.world, objective=objective) for name, objective in ON_FILMS.items()},
 }
 """Where a method has what all its fields need; others train on the toy's pairs."""

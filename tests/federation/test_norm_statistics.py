@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cases import KINDS as FEW
 from support.cases import cases
 from support.towers import client, encoder, records
 from support.toy import (
@@ -102,7 +103,7 @@ def travelled(one: World) -> tuple[set[str], set[str], Server]:
     return down & NORM, up & NORM, server
 
 
-@pytest.mark.parametrize("name", sorted(set(SMALL) - ALONE))
+@pytest.mark.parametrize("name", cases(sorted(set(SMALL) - ALONE), often=(*FEW, "car-mfl"), seconds=1))
 def test_it_never_leaves_the_site(name: str) -> None:
     """Nor is it at the server, in its state, memory and checkpoint; averaged it travels both ways."""
     assert travelled(world(SMALL[name], "averaged"))[:2] == (NORM, NORM)
@@ -114,7 +115,7 @@ def test_it_never_leaves_the_site(name: str) -> None:
     assert bool(held) == (name == "car-mfl")
 
 
-@pytest.mark.parametrize("name", sorted(ALONE))
+@pytest.mark.parametrize("name", ["local", "creamfl"])
 def test_methods_whose_weights_stay_at_home_are_as_they_were(name: str) -> None:
     """Nothing of a site's model is averaged anyway; the initial model that Local sends is nobody's data."""
     averaged, site = (travelled(world(SMALL[name], kind)) for kind in KINDS)
@@ -163,7 +164,7 @@ def test_what_does_not_travel_needs_no_noise() -> None:
 # What it changes
 
 
-@pytest.mark.parametrize("name", cases(SMALL))
+@pytest.mark.parametrize("name", FEW)
 def test_a_model_without_batch_norm_trains_the_same_bytes(name: str) -> None:
     averaged, site = (world(SMALL[name], kind, model=Toy).run() for kind in KINDS)
     same_bytes(averaged.state, site.state)
@@ -318,14 +319,14 @@ def test_statistics_are_means_over_whole_batches_of_32() -> None:
     assert moved == {name for name in NORM if "running" in name or "num_batches" in name}
 
 
-@pytest.mark.parametrize(("records", "batches"), [(0, 0), (1, 0), (2, 1), (31, 1), (33, 1), (5000, 50)])
-def test_a_batch_needs_two_records_and_fifty_batches_are_enough(records: int, batches: int) -> None:
-    one = toy_client(pairs(0, records))
-    before = clone(one.state())
-    estimate(one)
-    assert int(layer_of(one).num_batches_tracked or 0) == batches
-    if not batches:
-        same_bytes(clone(one.state()), before)
+def test_a_batch_needs_two_records_and_fifty_batches_are_enough() -> None:
+    for count, batches in [(0, 0), (1, 0), (2, 1), (31, 1), (33, 1), (5000, 50)]:
+        one = toy_client(pairs(0, count))
+        before = clone(one.state())
+        estimate(one)
+        assert int(layer_of(one).num_batches_tracked or 0) == batches
+        if not batches:
+            same_bytes(clone(one.state()), before)
 
 
 @pytest.mark.parametrize("public", [None, pairs(5, 8)])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.toy import SGD, Toy, World, clone, differs, pairs, same_bytes, three_sites
+from support.toy import SGD, Toy, World, differs, pairs, three_sites
 from torch import Tensor
 
 from fedvlp.core.checkpoint import CheckpointError
@@ -81,30 +81,10 @@ def test_the_reply_says_whose_and_what_it_is() -> None:
     assert differs(update.state, world.server().state)
 
 
-def test_training_starts_from_what_was_received_whatever_the_shared_modules_hold() -> None:
-    world = World(Method(local_steps=2))
-    first = clone(world.site("a").handle(message(world)).state)
-    world.site("c").handle(message(world))
-    same_bytes(clone(world.site("a").handle(message(world)).state), first)
-
-
 def test_a_state_of_another_model_is_refused() -> None:
     world = World(Method())
     with pytest.raises(StateMismatchError, match="same experiment"):
         world.site("a").handle(Broadcast(0, "train", {"x": torch.zeros(1)}))
-
-
-@pytest.mark.parametrize("order", ["abc", "cab", "bca"])
-@pytest.mark.parametrize("noise", [0, 123])
-def test_random_numbers_come_from_the_task_alone(order: str, noise: int) -> None:
-    """Dropout and batches do not depend on which site ran before, nor on the global generator."""
-    world = World(Method(local_steps=3), model=lambda: Toy(dropout=0.5))
-    alone = {name: clone(World(Method(local_steps=3), model=world.model).site(name).handle(message(world)).state)
-             for name in "abc"}  # fmt: skip
-    torch.manual_seed(noise)
-    for name in order:
-        torch.rand(noise % 7 + 1)
-        same_bytes(clone(world.site(name).handle(message(world)).state), alone[name])
 
 
 def test_the_global_generator_is_left_as_it_was() -> None:
@@ -191,12 +171,6 @@ def test_an_evaluation_trains_and_sends_nothing() -> None:
     update = world.site("a").handle(message(world, 2, EVALUATE, evaluate=2))
     assert update.state == {}
     assert (update.phase, recorder.calls, drawn) == (EVALUATE, [("val", "test")], [])
-
-
-def test_memory_is_carried_from_task_to_task(folder: Path | None) -> None:
-    world = World(Counts(local_steps=1), folder=folder)
-    site = world.site("a")
-    assert [task(site, world, round) for round in range(4)] == [1, 2, 3, 4]
 
 
 def test_a_repeated_task_starts_from_the_same_memory(folder: Path | None) -> None:

@@ -23,9 +23,10 @@ from fedvlp.flare.curves import SiteCurves
 from fedvlp.flare.relay import HeldDecomposer
 from fedvlp.flare.site_executor import SiteExecutor
 from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
-SiteCurves(), SiteExecutor(settings={"name": "feddra"}), messages.register(HeldDecomposer())
+from fedvlp.flare.job_check import JobCheck
+SiteCurves(), SiteExecutor(settings={"name": "feddra"}), messages.register(HeldDecomposer()), JobCheck("client")
 """
-"""What FLARE builds in a simulator's process of a site of a committed job."""
+"""What FLARE builds in a simulator's process of a site of a committed job, and in its process that lives on there."""
 
 SERVER = """
 from fedvlp.flare.controller import FederatedController

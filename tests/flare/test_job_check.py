@@ -83,18 +83,15 @@ def test_a_name_in_the_place_of_a_path_is_seen_among_arguments(argument: Any, tm
     assert (why[:48], kept) == ("a component gives a name in the place of a path,", {})
 
 
-@pytest.mark.parametrize(
-    "argument",
-    [
+def test_what_only_looks_like_a_name_is_let_be(tmp_path: Path, lines: list[dict[str, str]]) -> None:
+    for argument in [
         {"name": "x"}, {"args": {}}, {"args": 1, "other": 2}, ["name", "args"], "name",
         {"name": "x", "args": {}, "path": "fedvlp.flare.Listed"},
         {"name": "x", "args": {}, "class_path": "fedvlp.flare.Listed"},
-    ],
-)  # fmt: skip
-def test_what_only_looks_like_a_name_is_let_be(argument: Any, tmp_path: Path, lines: list[dict[str, str]]) -> None:
-    config = {**HONEST, "components": [{**LISTED, "args": {"part": argument}}]}
-    assert JobCheck("client").validate(str(app_of(tmp_path, config))) == ("", {})
-    assert lines == []
+    ]:  # fmt: skip
+        config = {**HONEST, "components": [{**LISTED, "args": {"part": argument}}]}
+        assert JobCheck("client").validate(str(app_of(tmp_path, config))) == ("", {})
+        assert lines == []
 
 
 @pytest.mark.parametrize("side", ["client", "server"])
@@ -179,10 +176,10 @@ def test_a_class_path_is_quoted_up_to_a_length(tmp_path: Path) -> None:
     assert LONGEST == 200
 
 
-@pytest.mark.parametrize("path", [7, None, ["a.B"], {"path": "a.B"}, "a", "a b.C", "a.B\n"])
-def test_what_is_no_class_path_is_refused_and_not_repeated(path: Any, tmp_path: Path) -> None:
-    why = JobCheck("client").validate(str(app_of(tmp_path, {"components": [{"path": path}]}, allowed=("a.B",))))[0]
-    assert why.startswith("class of a path that is no class name is not on this site's list")
+def test_what_is_no_class_path_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    for path in [7, None, ["a.B"], {"path": "a.B"}, "a", "a b.C", "a.B\n"]:
+        why = JobCheck("client").validate(str(app_of(tmp_path, {"components": [{"path": path}]}, allowed=("a.B",))))[0]
+        assert why.startswith("class of a path that is no class name is not on this site's list")
 
 
 def test_who_sent_a_job_is_checked_with_the_root_of_the_kit(

@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The contexts that FLARE's HEBuilder makes, with the parameters of PRIVACY.md."""
+    """The contexts that FLARE's HEBuilder makes, with the parameters of ENCRYPTION.md."""
     from nvflare.lighter.impl.he import HEBuilder
 
     folder = tmp_path_factory.mktemp("keys")

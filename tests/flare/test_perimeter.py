@@ -145,31 +145,28 @@ def test_a_job_that_is_too_large_is_refused_before_it_is_unpacked_and_parsed(
     assert (valid, why in said) == (False, True)
 
 
-@pytest.mark.parametrize("topic", [TrainingTopic.DEPLOY, TrainingTopic.START_JOB])
-@pytest.mark.parametrize(
-    ("meta", "fit"),
-    [
-        ({}, True),
-        ({"resource_spec": {"site-1": {"num_of_gpus": 1, "mem_per_gpu_in_GiB": 8}}, "launcher_spec": {}}, True),
-        ({"launcher_spec": {"site-1": {"docker": {"image": "theirs"}}}}, False),
-        ({"launcher_spec": {"default": {"k8s": {"image": "theirs"}}}}, False),
-        ({"resource_spec": {"site-1": {"docker": {"image": "theirs"}}}}, False),
-        ({"resource_spec": {"site-1": {"num_of_gpus": 1, "slurm": {"image": "theirs"}}}}, False),
-        ({"resource_spec": {"site-1": ["image"]}}, False),
-        ({"resource_spec": ["site-1"]}, False),
-    ],
-)
 def test_no_job_brings_the_container_in_which_it_runs(
-    meta: dict[str, Any], fit: bool, topic: str, lines: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    lines: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At a site whose processes are containers it could be any program, with the site's data."""
-    message = asked(topic, (SERVER, SERVER, "signed"))
-    message.payload.set_header(RequestHeader.JOB_META, meta)
-    assert (guard().check_request(message) is None) == fit
-    monkeypatch.setattr(job_meta_validator.JobMetaValidator, "validate", lambda *_: (True, "", meta))
-    monkeypatch.setattr(job_cmds, "JobMetaValidator", job_cmds.JobMetaValidator)
-    bound_submissions()
-    assert job_cmds.JobMetaValidator().validate("job", archive("{}"))[0] == fit
+    for topic in [TrainingTopic.DEPLOY, TrainingTopic.START_JOB]:
+        for meta, fit in [
+            ({}, True),
+            ({"resource_spec": {"site-1": {"num_of_gpus": 1, "mem_per_gpu_in_GiB": 8}}, "launcher_spec": {}}, True),
+            ({"launcher_spec": {"site-1": {"docker": {"image": "theirs"}}}}, False),
+            ({"launcher_spec": {"default": {"k8s": {"image": "theirs"}}}}, False),
+            ({"resource_spec": {"site-1": {"docker": {"image": "theirs"}}}}, False),
+            ({"resource_spec": {"site-1": {"num_of_gpus": 1, "slurm": {"image": "theirs"}}}}, False),
+            ({"resource_spec": {"site-1": ["image"]}}, False),
+            ({"resource_spec": ["site-1"]}, False),
+        ]:
+            message = asked(topic, (SERVER, SERVER, "signed"))
+            message.payload.set_header(RequestHeader.JOB_META, meta)
+            assert (guard().check_request(message) is None) == fit
+            monkeypatch.setattr(job_meta_validator.JobMetaValidator, "validate", lambda *_, meta=meta: (True, "", meta))
+            monkeypatch.setattr(job_cmds, "JobMetaValidator", job_cmds.JobMetaValidator)
+            bound_submissions()
+            assert job_cmds.JobMetaValidator().validate("job", archive("{}"))[0] == fit
 
 
 def test_a_second_process_on_one_kit_ends_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,20 +229,20 @@ def test_a_flood_of_messages_does_not_fill_the_disk(
     assert [" 50 more" in line["msg"] for line in lines[FREE:]] == [False, True]
 
 
-@pytest.mark.parametrize("sender", STRANGERS)
-@pytest.mark.parametrize("topic", TOPICS)
-def test_a_stranger_is_refused(topic: str, sender: str, lines: list[dict[str, str]]) -> None:
-    message = asked(topic, STRANGERS[sender])
-    assert guard().check_sender(message)
-    assert guard().check_request(message)
-    assert lines[0]["action"] == REFUSED
+def test_a_stranger_is_refused(lines: list[dict[str, str]]) -> None:
+    for sender in STRANGERS:
+        for topic in TOPICS:
+            message = asked(topic, STRANGERS[sender])
+            assert guard().check_sender(message)
+            assert guard().check_request(message)
+            assert lines[-1]["action"] == REFUSED
 
 
-@pytest.mark.parametrize("topic", TOPICS)
-def test_the_server_asks_what_the_table_says(topic: str, lines: list[dict[str, str]]) -> None:
-    message = asked(topic, (SERVER, SERVER, "signed"))
-    assert not guard().check_sender(message)
-    assert (guard().check_request(message) is None) == (topic in ADMIN_TOPICS)
+def test_the_server_asks_what_the_table_says(lines: list[dict[str, str]]) -> None:
+    for topic in TOPICS:
+        message = asked(topic, (SERVER, SERVER, "signed"))
+        assert not guard().check_sender(message)
+        assert (guard().check_request(message) is None) == (topic in ADMIN_TOPICS)
 
 
 @pytest.mark.parametrize("channel", ["_net_manager", CellChannel.AUX_COMMUNICATION, CellChannel.CLIENT_COMMAND])
@@ -265,9 +262,9 @@ def test_a_shell_only_where_the_site_asks_for_it(lines: list[dict[str, str]]) ->
     assert not guard(allow_shell=True).check_request(message)
 
 
-@pytest.mark.parametrize("job", ["data", "privacy", "../x", "", JOB + "/.."])
-def test_only_a_job_is_deleted(job: str, lines: list[dict[str, str]]) -> None:
-    assert guard().check_request(asked(TrainingTopic.DELETE_RUN, (SERVER, SERVER, "signed"), job))
+def test_only_a_job_is_deleted(lines: list[dict[str, str]]) -> None:
+    for job in ["data", "privacy", "../x", "", JOB + "/.."]:
+        assert guard().check_request(asked(TrainingTopic.DELETE_RUN, (SERVER, SERVER, "signed"), job))
 
 
 def from_outside(channel: str, topic: str, *, peer: str, cell: str, to: str = SERVER, name: str = "") -> Message:
@@ -294,27 +291,25 @@ def at_server(message: Message, mutual: bool = True) -> Message | None:
     return made.check_at_server(message)
 
 
-@pytest.mark.parametrize("sender", [ACCOUNT, SITE, SITE_JOB])
-@pytest.mark.parametrize("to", ["site-2", f"site-2.{JOB}", f"_admin_{JOB}"])
-@pytest.mark.parametrize("channel", [value for name, value in vars(CellChannel).items() if name.isupper()])
-def test_the_server_passes_nothing_on_to_another(
-    channel: str, to: str, sender: dict[str, str], lines: list[dict[str, str]]
-) -> None:
-    assert at_server(from_outside(channel, "x", to=to, **sender))
-    assert f"through certificate {sender['peer']}" in lines[0]["msg"]
+def test_the_server_passes_nothing_on_to_another(lines: list[dict[str, str]]) -> None:
+    for sender in [ACCOUNT, SITE, SITE_JOB]:
+        for to in ["site-2", f"site-2.{JOB}", f"_admin_{JOB}"]:
+            for channel in [value for name, value in vars(CellChannel).items() if name.isupper()]:
+                assert at_server(from_outside(channel, "x", to=to, **sender))
+                assert f"through certificate {sender['peer']}" in lines[-1]["msg"]
 
 
-@pytest.mark.parametrize("name", [SERVER, "server_job", "site-2"])
-def test_nobody_outside_uses_anothers_token(name: str, lines: list[dict[str, str]]) -> None:
-    message = from_outside(CellChannel.HCI, "command", name=name, **ACCOUNT)
-    assert at_server(message)
-    message.set_header(MessageHeaderKey.MSG_TYPE, MessageType.REPLY)
-    assert at_server(message)
+def test_nobody_outside_uses_anothers_token(lines: list[dict[str, str]]) -> None:
+    for name in [SERVER, "server_job", "site-2"]:
+        message = from_outside(CellChannel.HCI, "command", name=name, **ACCOUNT)
+        assert at_server(message)
+        message.set_header(MessageHeaderKey.MSG_TYPE, MessageType.REPLY)
+        assert at_server(message)
 
 
-@pytest.mark.parametrize(
-    ("sender", "to", "channel", "topic", "passes"),
-    [
+def test_what_the_server_takes_from_outside(lines: list[dict[str, str]]) -> None:
+    """A stream is judged by what it carries."""
+    for sender, to, channel, topic, passes in [
         (ACCOUNT, SERVER, CellChannel.HCI, "command", True),
         (ACCOUNT, SERVER, CellChannel.SERVER_MAIN, CellChannelTopic.Challenge, True),
         (ACCOUNT, SERVER, CellChannel.SERVER_MAIN, CellChannelTopic.REPORT_JOB_FAILURE, False),
@@ -335,35 +330,27 @@ def test_nobody_outside_uses_anothers_token(name: str, lines: list[dict[str, str
         (SITE_JOB, SERVER_JOB, CellChannel.SERVER_COMMAND, "abort", False),
         (SITE_JOB, SERVER_JOB, CellChannel.AUX_COMMUNICATION, "fed.event", True),
         (SITE_JOB, "site-1", CellChannel.CLIENT_MAIN, TrainingTopic.NOTIFY_JOB_STATUS, True),
-    ],
-)
-@pytest.mark.parametrize("streamed", [False, True])
-def test_what_the_server_takes_from_outside(
-    sender: dict[str, str], to: str, channel: str, topic: str, passes: bool, streamed: bool,
-    lines: list[dict[str, str]],
-) -> None:  # fmt: skip
-    """A stream is judged by what it carries."""
-    message = from_outside(channel, topic, to=to, **sender)
-    if streamed:
-        message.set_header(MessageHeaderKey.CHANNEL, STREAM_CHANNEL)
-        message.set_header(MessageHeaderKey.TOPIC, STREAM_DATA_TOPIC)
-        message.set_header(StreamHeaderKey.CHANNEL, channel)
-        message.set_header(StreamHeaderKey.TOPIC, topic)
-    assert (at_server(message) is None) == passes
+    ]:
+        for streamed in [False, True]:
+            message = from_outside(channel, topic, to=to, **sender)
+            if streamed:
+                message.set_header(MessageHeaderKey.CHANNEL, STREAM_CHANNEL)
+                message.set_header(MessageHeaderKey.TOPIC, STREAM_DATA_TOPIC)
+                message.set_header(StreamHeaderKey.CHANNEL, channel)
+                message.set_header(StreamHeaderKey.TOPIC, topic)
+            assert (at_server(message) is None) == passes
 
 
-@pytest.mark.parametrize("kind", [MessageType.REQ, MessageType.REPLY, MessageType.RETURN])
-@pytest.mark.parametrize("origin", [SERVER, "site-2", f"site-2.{JOB}", f"_admin_{JOB[::-1]}", ["site-1"]])
-@pytest.mark.parametrize("sender", [ACCOUNT, SITE, SITE_JOB])
-def test_nobody_outside_speaks_for_another(
-    kind: str, origin: Any, sender: dict[str, str], lines: list[dict[str, str]]
-) -> None:
-    message = from_outside(CellChannel.SERVER_MAIN, CellChannelTopic.Challenge, **sender)
-    assert not at_server(message)
-    message.set_header(MessageHeaderKey.MSG_TYPE, kind)
-    message.set_header(MessageHeaderKey.ORIGIN, origin)
-    assert at_server(message)
-    assert f"through certificate {sender['peer']}" in lines[0]["msg"]
+def test_nobody_outside_speaks_for_another(lines: list[dict[str, str]]) -> None:
+    for kind in [MessageType.REQ, MessageType.REPLY, MessageType.RETURN]:
+        for origin in [SERVER, "site-2", f"site-2.{JOB}", f"_admin_{JOB[::-1]}", ["site-1"]]:
+            for sender in [ACCOUNT, SITE, SITE_JOB]:
+                message = from_outside(CellChannel.SERVER_MAIN, CellChannelTopic.Challenge, **sender)
+                assert not at_server(message)
+                message.set_header(MessageHeaderKey.MSG_TYPE, kind)
+                message.set_header(MessageHeaderKey.ORIGIN, origin)
+                assert at_server(message)
+                assert f"through certificate {sender['peer']}" in lines[-1]["msg"]
 
 
 @pytest.mark.parametrize(
@@ -378,24 +365,19 @@ def test_an_account_joins_as_no_site(
     assert (at_server(message) is None) == passes
 
 
-@pytest.mark.parametrize(
-    ("peer", "cell", "mutual", "passes"),
-    [
+def test_only_the_servers_own_processes_need_no_certificate(lines: list[dict[str, str]]) -> None:
+    for peer, cell, mutual, passes in [
         ("", SERVER, True, True),
         ("", SERVER_JOB, True, True),
         ("the server's", SERVER_JOB, True, True),
         ("", "site-1", True, False),
         ("", f"_admin_{JOB}", True, False),
         ("", SERVER_JOB, False, False),  # whoever connects may call itself so
-    ],
-)
-def test_only_the_servers_own_processes_need_no_certificate(
-    peer: str, cell: str, mutual: bool, passes: bool, lines: list[dict[str, str]]
-) -> None:
-    message = asked(TrainingTopic.ABORT, (SERVER, SERVER, "signed"))
-    message.set_prop(MessagePropKey.COMMON_NAME, peer)
-    message.set_prop(MessagePropKey.ENDPOINT, Endpoint(cell))
-    assert (at_server(message, mutual) is None) == passes
+    ]:
+        message = asked(TrainingTopic.ABORT, (SERVER, SERVER, "signed"))
+        message.set_prop(MessagePropKey.COMMON_NAME, peer)
+        message.set_prop(MessagePropKey.ENDPOINT, Endpoint(cell))
+        assert (at_server(message, mutual) is None) == passes
 
 
 # Two provisioned hospitals

@@ -212,7 +212,7 @@ def test_a_site_sends_no_update_of_two_records(here: Hospitals, refused: dict[st
     """The training child and the filters of a site are real."""
     assert refused["two records"][1]["status"] != COMPLETED
     newest = here.newest("fedavg")
-    assert "EnvelopeError: the update rests in effect on 2 distinct records" in status_of(newest)["reason"]
+    assert "EnvelopeError: the effective sample size of the update is 2 records" in status_of(newest)["reason"]
     assert newest.history() == []
 
 

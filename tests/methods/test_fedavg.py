@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from support.toy import World, aggregate, clone, same_bytes
 
@@ -33,11 +32,6 @@ def test_uniform_by_hand() -> None:
     """(1 + 5) / 2 = 3, whatever the samples; a site without samples does not count: (1 + 5)/2 again."""
     assert aggregated(FedAvg(weighting="uniform"), (10, 1.0), (30, 5.0)) == 3.0
     assert aggregated(FedAvg(weighting="uniform"), (10, 1.0), (30, 5.0), (0, 99.0)) == 3.0
-
-
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_nobody_has_samples(weighting: str) -> None:
-    assert aggregated(FedAvg(weighting=weighting), (0, 1.0), (0, 5.0)) == 7.0
 
 
 def test_a_round_is_the_mean_of_what_the_sites_trained() -> None:

@@ -217,9 +217,3 @@ def test_pairs_that_would_spoil_the_pool_are_dropped_and_named(name: str, factor
     dropped = {record["phase"]: record["dropped"] for record in server.history if record["round"] == 0}
     assert dropped.pop("give").keys() == {"b"}
     assert not any(dropped.values())
-
-
-@pytest.mark.parametrize("wrong", [{"noise": -1.0}, {"shared": 0}, {"distil_phases": -1}])
-def test_refuses(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        FedFed(**wrong)

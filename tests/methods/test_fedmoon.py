@@ -121,16 +121,3 @@ def test_nothing_but_fedavg_s_tensors_leave_a_site() -> None:
     server = world.run(spy)
     assert all(reply.state.keys() == server.state.keys() and not reply.scalars for _, reply in spy.replies)
     assert server.memory == {}
-
-
-OUT_OF_RANGE = [
-    ({"mu": -1.0}, "mu is -1"),
-    ({"temperature": 0.0}, "temperature is 0"),
-    ({"temperature": math.inf}, "is inf"),
-]
-
-
-@pytest.mark.parametrize(("settings", "said"), OUT_OF_RANGE)
-def test_settings_out_of_range_are_refused(settings: dict[str, float], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        FedMOON(**settings)  # type: ignore[arg-type]

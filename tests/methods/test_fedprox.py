@@ -61,18 +61,3 @@ def test_the_term_by_hand() -> None:
     count = sum(p.numel() for _, p in client.parameters())
     term = method.losses(client, batch, Broadcast(0, "train", received))["prox"].item()
     assert term == pytest.approx(0.25 * count * 0.01, rel=1e-4)
-
-
-def test_a_stronger_pull_keeps_sites_closer() -> None:
-    def drift(mu: float) -> float:
-        world = World(FedProx(local_steps=10, mu=mu))
-        start = world.server().state
-        state = world.site("a").handle(Broadcast(0, "train", start)).state
-        return sum((state[n] - start[n]).square().sum().item() for n in start)
-
-    assert drift(5.0) < drift(0.5) < drift(0.0)
-
-
-def test_a_negative_mu_is_refused() -> None:
-    with pytest.raises(ValueError, match="mu is -1"):
-        FedProx(mu=-1)

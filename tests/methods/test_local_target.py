@@ -252,15 +252,3 @@ def test_a_site_that_keeps_its_normalisation_keeps_its_target() -> None:
 
 
 # What is refused
-
-
-@pytest.mark.parametrize(
-    ("kind", "wrong", "said"),
-    [
-        (FedU, {"threshold": -0.1}, r"threshold is -0\.1"), (FedEMA, {"tau": 1.5}, r"tau is 1\.5"),
-        (FedEMA, {"scale": -1.0}, r"scale is -1\.0"),
-    ],
-)  # fmt: skip
-def test_settings_outside_of_their_range_are_refused(kind: Any, wrong: dict[str, float], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        kind(**wrong)

@@ -243,13 +243,6 @@ def test_the_best_round_is_refused_where_sites_keep_part_of_the_model() -> None:
         kept(replace(method, best_by="")).run()
 
 
-def test_refusals() -> None:
-    with pytest.raises(ValueError, match="neither public nor private"):
-        MFedAvg(public=False, private=False)
-    with pytest.raises(ValueError, match="local_steps"):
-        MFedAvg(local_steps=-1)
-
-
 def test_names_of_the_parts() -> None:
     state = Toy(labels=1).state_dict()
     assert {modality(name) for name in state} == {*MODALITIES, ""}

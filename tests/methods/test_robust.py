@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from nvflare.apis.fl_context import FLContext
-from support.toy import SGD, Pairs, World, aggregate, clone, differs, pairs, same_bytes
+from support.toy import SGD, Pairs, World, aggregate, clone, pairs, same_bytes
 from torch import Tensor
 
 from fedvlp.core.client import NoLossError
@@ -77,13 +77,13 @@ def test_a_phase_without_losses_does_not_move_them() -> None:
     assert one.memory[WEIGHTS].tolist() == before
 
 
-@pytest.mark.parametrize("count", range(2, 61))
-def test_rho_0_is_exactly_1_for_any_number_of_sites(count: int) -> None:
+def test_rho_0_is_exactly_1_for_any_number_of_sites() -> None:
     """N * (1/N) is not 1.0 for N = 49."""
-    method, one = RobustWeights(rho=0.0), Server(tuple(f"s{index:02d}" for index in range(count)), {}, round=1)
-    method.start(one)
-    told(method, one, {site: float(index) for index, site in enumerate(one.sites)})
-    assert {method.multiplier(one, site) for site in one.sites} == {1.0}
+    for count in range(2, 61):
+        method, one = RobustWeights(rho=0.0), Server(tuple(f"s{index:02d}" for index in range(count)), {}, round=1)
+        method.start(one)
+        told(method, one, {site: float(index) for index, site in enumerate(one.sites)})
+        assert {method.multiplier(one, site) for site in one.sites} == {1.0}, count
 
 
 def test_the_multiplier_is_n_times_the_weight() -> None:
@@ -116,20 +116,20 @@ def test_a_claimed_loss_counts_as_the_cap_at_most(claim: float) -> None:
     assert capped != told(*server(rho=10.0), (*FIVE[:4], claim))
 
 
-@pytest.mark.parametrize("claim", [1e9, -1e9, 0.0])
-@pytest.mark.parametrize("rho", [0.01, 0.1, 1.0])
-def test_nobody_captures_the_weights(claim: float, rho: float) -> None:
+def test_nobody_captures_the_weights() -> None:
     """After many rounds of the same claim: on the simplex, in the ball, and max w below its bound in the ball.
 
     chi2: (N/2)|w - u|^2 <= rho gives max w <= 1/N + sqrt(2 rho (N - 1))/N (spec 3.2: 0.3789 for N = 5, rho = 0.1).
     """
-    method, one = server(rho=rho, gamma=10.0)
-    for _ in range(30):
-        weights = told(method, one, (*FIVE[:4], claim))
-    assert sum(weights) == pytest.approx(1.0)
-    assert min(weights) >= 0
-    assert divergence(weights) <= rho + 1e-9
-    assert max(weights) <= 0.2 + math.sqrt(2 * rho * 4) / 5 + 1e-9
+    for claim in [1e9, -1e9, 0.0]:
+        for rho in [0.01, 0.1, 1.0]:
+            method, one = server(rho=rho, gamma=10.0)
+            for _ in range(30):
+                weights = told(method, one, (*FIVE[:4], claim))
+            assert sum(weights) == pytest.approx(1.0)
+            assert min(weights) >= 0
+            assert divergence(weights) <= rho + 1e-9
+            assert max(weights) <= 0.2 + math.sqrt(2 * rho * 4) / 5 + 1e-9
 
 
 def claims(loss: float) -> Federation:
@@ -198,15 +198,6 @@ def test_rho_0_is_fedavg_with_uniform_weights_bit_for_bit(action: str) -> None:
     same_bytes(robust.state, plain.state)
 
 
-@pytest.mark.parametrize("action", ["lr", "loss", "aggregate"])
-def test_with_rho_they_act(action: str) -> None:
-    def state(rho: float) -> Any:
-        method = RobustWeights(rho=rho, gamma=5.0, dro_apply=action, **TOY)
-        return World(method, rounds=Rounds(rounds=3, evaluate_every=0)).run().state
-
-    assert differs(state(0.5), state(0.0))
-
-
 def test_the_hard_site_gains_over_a_real_run() -> None:
     """Site c's texts carry nothing of its images, and its batches are as large: its loss stays highest."""
     data: dict[str, Pairs] = {}
@@ -245,9 +236,9 @@ def test_the_probe_by_hand() -> None:
     assert found["loss_error"] == pytest.approx(math.sqrt(sum((v - mean) ** 2 for v in losses) / 6), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("count", "fraction", "most", "rows"),
-    [
+def test_the_probe_uses_a_fixed_part_in_whole_batches() -> None:
+    """floor(fraction * count) records, at most so many, but four batches where there are so many; no short last one."""
+    for count, fraction, most, rows in [
         (4, 0.1, 0, 4),
         (12, 0.1, 0, 12),
         (15, 0.1, 0, 12),
@@ -259,25 +250,22 @@ def test_the_probe_by_hand() -> None:
         (100, 0.2, 30, 20),
         (100, 1.0, 3, 16),
         (20, 1.0, 30, 20),
-    ],
-)
-def test_the_probe_uses_a_fixed_part_in_whole_batches(count: int, fraction: float, most: int, rows: int) -> None:
-    """floor(fraction * count) records, at most so many, but four batches where there are so many; no short last one."""
-    method = RobustWeights(dro_fraction=fraction, dro_records=most, dro_batch=4)
-    drawn = []
-    for round in (0, 5):
-        torch.manual_seed(round)
-        client = World(method, {"a": pairs(0, count)}).client("a")
-        seen: list[int] = []
-        real = client.data.batches
-        client.data.batches = lambda *a, real=real, seen=seen, **k: (  # type: ignore
-            seen.extend(b["row"].tolist()) or b for b in real(*a, **k)
-        )
-        with torch.no_grad():
-            method.probe(client, Broadcast(round, "train", {}))
-        drawn.append(seen)
-    assert drawn[0] == drawn[1]
-    assert len(drawn[0]) == len(set(drawn[0])) == rows
+    ]:
+        method = RobustWeights(dro_fraction=fraction, dro_records=most, dro_batch=4)
+        drawn = []
+        for round in (0, 5):
+            torch.manual_seed(round)
+            client = World(method, {"a": pairs(0, count)}).client("a")
+            seen: list[int] = []
+            real = client.data.batches
+            client.data.batches = lambda *a, real=real, seen=seen, **k: (  # type: ignore
+                seen.extend(b["row"].tolist()) or b for b in real(*a, **k)
+            )
+            with torch.no_grad():
+                method.probe(client, Broadcast(round, "train", {}))
+            drawn.append(seen)
+        assert drawn[0] == drawn[1]
+        assert len(drawn[0]) == len(set(drawn[0])) == rows
 
 
 def test_a_site_smaller_than_a_probe_batch_knows_no_loss() -> None:
@@ -360,39 +348,10 @@ def test_what_else_is_in_memory_stays_and_the_tensors_of_before_are_not_written_
     same_bytes(before, kept)
 
 
-def test_memory_survives_a_restart(tmp_path: Any) -> None:
-    method, one = server(gamma=0.5)
-    told(method, one, FIVE)
-    one.save(tmp_path / "s", 0)
-    back, _ = Server.load(tmp_path / "s")
-    same_bytes(clone(back.memory), clone(one.memory))
-    assert back.memory[WEIGHTS].dtype == torch.float64
-    assert told(method, back, FIVE) == told(method, one, FIVE)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"gamma": -1.0}, {"rho": -0.1}, {"rho": math.nan}, {"divergence": "chi"}, {"projection": "l2"},
-        {"dro_apply": "weights"}, {"dro_fraction": 0.0}, {"dro_fraction": 1.1}, {"dro_batch": 1}, {"loss_cap": 0.0},
-        {"dro_records": -1},
-        {"loss_cap": math.nan}, {"weighting": "none"},
-    ],
-)  # fmt: skip
-def test_bad_values_fail_when_they_are_built(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        RobustWeights(**wrong)
-
-
 def test_the_extreme_values_that_make_sense_are_taken() -> None:
     for right in ({"gamma": 0.0}, {"rho": 0.0}, {"rho": math.inf}, {"dro_fraction": 1.0}, {"dro_batch": 2}):
         RobustWeights(**right)
     assert RobustWeights(loss_cap=0.5).loss_cap == 0.5
-
-
-def test_an_infinite_gamma_fails_when_it_is_built() -> None:
-    with pytest.raises(ValueError, match="gamma"):
-        FedDRA(gamma=math.inf)
 
 
 @pytest.mark.parametrize(

@@ -282,11 +282,6 @@ def test_an_evaluation_is_sent_no_control_variate_and_leaves_the_memory(tmp_path
     assert not any(name.startswith(SUM) for name in memory)
 
 
-def test_weights_by_samples_are_refused() -> None:
-    with pytest.raises(ValueError, match="weighting is 'samples'; SCAFFOLD's control variates are plain means"):
-        SCAFFOLD(weighting="samples")
-
-
 @pytest.mark.parametrize("averaging", ["trimmed", "median"])
 def test_another_average_than_the_mean_is_refused(averaging: str) -> None:
     """c would no longer be the mean of the sites' c_i, and never come back to it."""

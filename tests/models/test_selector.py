@@ -52,26 +52,26 @@ def test_a_study_is_told_from_itself_alone(fusion: str) -> None:
 SOME = [kept for count in (1, 2, 3) for kept in combinations(EMBEDDINGS, count)]
 
 
-@pytest.mark.parametrize("fusion", FUSIONS)
-@pytest.mark.parametrize("kept", SOME)
-def test_exactly_the_embeddings_switched_on_matter(kept: tuple[str, ...], fusion: str) -> None:
-    one = selector(embeddings=kept, fusion=fusion).eval()
-    before = logits(one)
-    changed = {
-        "image": logits(one, image=units(ROWS, 11)),
-        "report": logits(one, report=units(ROWS, 12)),
-        "token": logits(one, labels=LABELS.flip(0)),
-    }
-    for name, after in changed.items():
-        assert torch.equal(after, before) == (name not in kept), name
+def test_exactly_the_embeddings_switched_on_matter() -> None:
+    for fusion in FUSIONS:
+        for kept in SOME:
+            one = selector(embeddings=kept, fusion=fusion).eval()
+            before = logits(one)
+            changed = {
+                "image": logits(one, image=units(ROWS, 11)),
+                "report": logits(one, report=units(ROWS, 12)),
+                "token": logits(one, labels=LABELS.flip(0)),
+            }
+            for name, after in changed.items():
+                assert torch.equal(after, before) == (name not in kept), name
 
 
-@pytest.mark.parametrize("fusion", FUSIONS)
-@pytest.mark.parametrize("kept", SOME)
-def test_every_parameter_learns(kept: tuple[str, ...], fusion: str) -> None:
-    one = selector(embeddings=kept, fusion=fusion)
-    one.loss(IMAGE, REPORT, WORDS, LABELS, 1).backward()
-    assert [name for name, parameter in one.named_parameters() if parameter.grad is None] == []
+def test_every_parameter_learns() -> None:
+    for fusion in FUSIONS:
+        for kept in SOME:
+            one = selector(embeddings=kept, fusion=fusion)
+            one.loss(IMAGE, REPORT, WORDS, LABELS, 1).backward()
+            assert [name for name, parameter in one.named_parameters() if parameter.grad is None] == []
 
 
 def test_the_words_of_a_study() -> None:
@@ -167,20 +167,17 @@ def test_config_comes_back_from_json_and_from_flares_lists() -> None:
     assert SelectorConfig(sites=K, classes=list(CLASSES), hidden=8) == CONFIG  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
+def test_refuses() -> None:
+    for wrong, said in [
         ({"embeddings": ()}, "expected some of image, report, token"),
         ({"embeddings": ("image", "image")}, "once"),
         ({"embeddings": ("pixels",)}, "pixels"),
         ({"fusion": "sum"}, "fusion 'sum'"),
         ({"sites": 0}, "sites 0"),
         ({"classes": ()}, "no classes"),
-    ],
-)
-def test_refuses(wrong: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        replace(CONFIG, **wrong)  # type: ignore[arg-type]
+    ]:
+        with pytest.raises(ValueError, match=said):
+            replace(CONFIG, **wrong)  # type: ignore[arg-type]
 
 
 def test_errors_name_the_remedy() -> None:

@@ -119,14 +119,6 @@ def test_what_a_batch_has_decides_the_terms() -> None:
     assert made(VLOutput(), batch) == {}
 
 
-def test_the_released_codes_numbers_are_the_defaults() -> None:
-    made = CreamFLTaskConfig().build()
-    assert isinstance(made, CreamFLTask)
-    assert (made.scale.item(), made.shift.item()) == (15.0, 15.0)
-    assert (made.feature_scale, made.margin, made.centre) == (128.0, 4.0, 0.5)
-    assert made.label_spaces == "disjoint"
-
-
 @pytest.mark.parametrize("spaces", ["disjoint", "shared"])
 def test_class_weights_are_those_of_the_seed(spaces: str) -> None:
     """Else every site would start from the prototypes of all others."""

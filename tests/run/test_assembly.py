@@ -73,11 +73,11 @@ def test_the_toys_are_wired_as_a_run_is(experiment: Experiment) -> None:
         same_bytes(*(start() for start in starts if start))
 
 
-@pytest.mark.parametrize("name", ["Klinik Süd", "Klinik (Süd)", "a/b", "..", ""])
-def test_a_site_whose_name_cannot_be_a_folders_is_refused_before_the_first_round(name: str) -> None:
+def test_a_site_whose_name_cannot_be_a_folders_is_refused_before_the_first_round() -> None:
     """It would be dropped in every round, and the run end as if all were well."""
-    assembly = Assembly(SMALL)
-    sites = assembly.cohort.sites or ()
-    assembly._cohort = assembly.cohort.with_sites([name if site == "site-1" else site for site in sites])
-    with pytest.raises(ValueError, match="a site's name is also a folder's"):
-        assembly.sites()
+    for name in ["Klinik Süd", "Klinik (Süd)", "a/b", "..", ""]:
+        assembly = Assembly(SMALL)
+        sites = assembly.cohort.sites or ()
+        assembly._cohort = assembly.cohort.with_sites([name if site == "site-1" else site for site in sites])
+        with pytest.raises(ValueError, match="a site's name is also a folder's"):
+            assembly.sites()

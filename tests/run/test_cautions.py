@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 from support.presets import SMALL
 
 from fedvlp.data.cohort import PUBLIC
@@ -40,27 +39,27 @@ def test_presets_with_published_towers_are_a_papers_or_for_real_films() -> None:
     assert len(presets.OF_REAL_FILMS) == 5
 
 
-@pytest.mark.parametrize("name", presets.OF_REAL_FILMS)
-def test_a_preset_of_real_films_on_drawn_ones_says_so(name: str) -> None:
-    preset = batches_of(2, presets.get(name))
-    shown = [f"{name}: {preset.method.discloses()}"] if preset.method.discloses() else []
-    (said,) = (one for one in cautions(preset, COHORT) if one not in shown)
-    assert said.startswith(f"{name} is for real films and reports")
-    assert said.endswith("give --data")
-    assert cautions(replace(preset, data=TableSource("pairs.csv")), COHORT) == shown
+def test_a_preset_of_real_films_on_drawn_ones_says_so() -> None:
+    for name in presets.OF_REAL_FILMS:
+        preset = batches_of(2, presets.get(name))
+        shown = [f"{name}: {preset.method.discloses()}"] if preset.method.discloses() else []
+        (said,) = (one for one in cautions(preset, COHORT) if one not in shown)
+        assert said.startswith(f"{name} is for real films and reports")
+        assert said.endswith("give --data")
+        assert cautions(replace(preset, data=TableSource("pairs.csv")), COHORT) == shown
 
 
-@pytest.mark.parametrize("name", presets.PAPERS)
-def test_a_papers_preset_on_drawn_films_says_so(name: str) -> None:
+def test_a_papers_preset_on_drawn_films_says_so() -> None:
     """And says nothing of the kind on somebody's table; drawn films at one site of several are drawn films."""
-    preset = batches_of(2, presets.get(name))
-    preset = replace(preset, server_training=None)
-    (said,) = cautions(preset, COHORT)
-    assert said.startswith(f"{name} has a paper's towers and schedule, but these are not the paper's data")
-    table = TableSource("pairs.csv")
-    assert cautions(replace(preset, data=table), COHORT) == []
-    mixed = SiteSources((("north", table), ("south", SyntheticCohort(1))))
-    assert len(cautions(replace(preset, data=mixed), COHORT)) == 1
+    for name in presets.PAPERS:
+        preset = batches_of(2, presets.get(name))
+        preset = replace(preset, server_training=None)
+        (said,) = cautions(preset, COHORT)
+        assert said.startswith(f"{name} has a paper's towers and schedule, but these are not the paper's data")
+        table = TableSource("pairs.csv")
+        assert cautions(replace(preset, data=table), COHORT) == []
+        mixed = SiteSources((("north", table), ("south", SyntheticCohort(1))))
+        assert len(cautions(replace(preset, data=mixed), COHORT)) == 1
 
 
 def test_a_demo_on_drawn_films_needs_no_word() -> None:

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.finished import finished
 from support.presets import SMALL
+from support.report_pages import undrawn
 
 from fedvlp.core.method import Method
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
@@ -24,7 +26,6 @@ from fedvlp.run.evaluate import last_server, own_models
 from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import summary
-from fedvlp.run.simulate import simulate
 
 STEPS = 8
 COHORT = SyntheticCohort(sites=2, size=160, image_size=36, test_rows=36)
@@ -35,10 +36,7 @@ BASE = replace(
 
 
 def run(root: Path, name: str, method: Method, base: Experiment = BASE) -> RunFolder:
-    experiment = replace(base, name=name, method=method)
-    folder = RunFolder.create(root, experiment)
-    simulate(experiment, folder)
-    return folder
+    return finished(root, replace(base, name=name, method=method))
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +118,8 @@ def test_the_command_writes_a_page_as_well(tmp_path: Path, three: list[RunFolder
     from fedvlp.cli import app
 
     page = tmp_path / "page.html"
-    done = CliRunner().invoke(app, ["compare", *(str(of.path) for of in three[1:]), "--html", str(page)])
+    with undrawn():
+        done = CliRunner().invoke(app, ["compare", *(str(of.path) for of in three[1:]), "--html", str(page)])
     assert done.exit_code == 0, done.output
     assert f"page {page}" in done.output.replace("\n", "")
     written = page.read_text(encoding="utf-8")
@@ -129,6 +128,7 @@ def test_the_command_writes_a_page_as_well(tmp_path: Path, three: list[RunFolder
 
 
 def test_a_run_is_not_ahead_of_itself_repeated(root: Path, three: list[RunFolder]) -> None:
+    """That a repetition has the same bytes is proved where runs are (run/test_simulate.py)."""
     again = run(root, "fedavg", FedAvg(local_steps=STEPS))
     twice = compare([three[2], again])
     assert [row.name for row in twice.models] == [INITIAL, "fedavg/001", "fedavg/002"]
@@ -157,7 +157,8 @@ def test_runs_of_one_name_and_number_are_two_runs(
     assert average["second/fedavg/001"] == pytest.approx(measured(three[2], "trained", names.IN_BATCH)[0])
     assert average["first/fedavg/001"] != average["second/fedavg/001"]
     assert two.ahead[0].average.value == pytest.approx(average["second/fedavg/001"] - average["first/fedavg/001"])
-    done = CliRunner().invoke(app, ["compare", *(str(of.path) for of in folders), "--html", "page.html"])
+    with undrawn():
+        done = CliRunner().invoke(app, ["compare", *(str(of.path) for of in folders), "--html", "page.html"])
     assert done.exit_code == 0, done.output
     written = Path("page.html").read_text(encoding="utf-8")
     assert all(run in written for run in two.runs)

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.cases import cases
+from support.finished import finished
 from support.presets import SMALL
 from support.probing import MODEL, SIZE, model
 from support.published import vqa_v2
@@ -41,7 +43,6 @@ from fedvlp.run.evaluate import EVALUATIONS, READ_BY, Choices, distort, last_ser
 from fedvlp.run.experiment import Experiment, Partition, Source
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.model_use import decoded_size
-from fedvlp.run.simulate import simulate
 from fedvlp.training.config import Training
 
 Image = pytest.importorskip("PIL.Image")
@@ -159,9 +160,7 @@ def small_run(folder: Path, config: ModelConfig = MODEL, data: Source = SMALL_CO
         "small", FedAvg(local_steps=1), config, data=data,
         training=Training(batch_size=8), rounds=Rounds(rounds=1, evaluate_every=0), **settings,
     )  # fmt: skip
-    run = RunFolder.create(folder, experiment)
-    simulate(experiment, run)
-    return run
+    return finished(folder, experiment)
 
 
 def test_every_choice_says_who_reads_it() -> None:
@@ -175,10 +174,12 @@ def test_films_of_other_records_are_decoded_as_the_models_were(tmp_path: Path) -
     write(SyntheticCohort(sites=2, size=120, image_size=64), tmp_path)
     data = f"table:{tmp_path / 'pairs.csv'}"
     run = small_run(
-        tmp_path / "run", replace(MODEL, image_size=32), TableSource(path=data.removeprefix("table:"), image_size=48)
+        tmp_path / "run",
+        replace(MODEL, image_size=32),
+        TableSource(path=data.removeprefix("table:"), image_size=48, burned_in="header"),
     )
     assert evaluate(run.path, "--what", "retrieval").exit_code == 0
-    done = evaluate(run.path, "--what", "retrieval", "--data", data)
+    done = evaluate(run.path, "--what", "retrieval", "--data", data, "--set", "data.burned_in=header")
     assert done.exit_code == 0, done.output
     own, other = sorted((run.path / "evaluation").glob("retrieval*.csv"))
     assert own.read_text() == other.read_text()
@@ -373,7 +374,7 @@ class WithoutSite:
         return cohort.take(np.flatnonzero(np.asarray(cohort.sites) != self.site))
 
 
-@pytest.mark.parametrize("statistics", ["averaged", "site"])
+@pytest.mark.parametrize("statistics", cases(("averaged", "site"), often=("averaged",), seconds=5))
 def test_a_site_that_is_left_out_teaches_nothing_and_is_evaluated_on(tmp_path: Path, statistics: str) -> None:
     """Leave one site out: the model's bytes are those of a run whose cohort never had the site."""
     config = replace(MODEL, image_size=32, head_norm="batch")
@@ -385,8 +386,7 @@ def test_a_site_that_is_left_out_teaches_nothing_and_is_evaluated_on(tmp_path: P
     absent = replace(experiment, data=WithoutSite(data, "site-2"), partition=Partition())
     runs = []
     for name, one in (("out", replace(experiment, partition=Partition(left_out="site-2"))), ("absent", absent)):
-        runs.append(RunFolder.create(tmp_path / name, one))
-        simulate(one, runs[-1])
+        runs.append(finished(tmp_path / name, one))
     run, other = runs
     assert {name: tensor.tolist() for name, tensor in last_server(run).state.items()} == {
         name: tensor.tolist() for name, tensor in last_server(other).state.items()
@@ -407,30 +407,28 @@ def test_a_site_that_is_left_out_teaches_nothing_and_is_evaluated_on(tmp_path: P
     assert cohort.rows("train", "site-2").tolist() == whole.rows("train", "site-2").tolist()
 
 
-@pytest.mark.parametrize(
-    ("left_out", "sentence"),
-    [
+def test_only_sites_that_are_there_can_be_left_out() -> None:
+    for left_out, sentence in [
         ("site-7, site-1", "names site-7, which is no site; the sites are site-1, site-2"),
         ("site-1,site-2", "names every site"),
-    ],
-)
-def test_only_sites_that_are_there_can_be_left_out(left_out: str, sentence: str) -> None:
-    data = SyntheticCohort(sites=2, size=40, image_size=32)
-    with pytest.raises(ValueError, match=sentence):
-        _ = Assembly(Experiment("small", FedAvg(), MODEL, data=data, partition=Partition(left_out=left_out))).cohort
+    ]:
+        data = SyntheticCohort(sites=2, size=40, image_size=32)
+        with pytest.raises(ValueError, match=sentence):
+            _ = Assembly(Experiment("small", FedAvg(), MODEL, data=data, partition=Partition(left_out=left_out))).cohort
 
 
 @pytest.mark.parametrize(
-    "method",
-    [FedEMA(local_steps=2), pytest.param(FedU(local_steps=2), marks=pytest.mark.slow(seconds=3))],
+    ("method", "audited"),
+    [(FedEMA(local_steps=2), False), pytest.param(FedU(local_steps=2), True, marks=pytest.mark.slow(seconds=5))],
     ids=["fedema", "fedu"],
 )
-def test_a_run_whose_target_networks_stay_at_its_sites_is_evaluated(tmp_path: Path, method: Method) -> None:
+def test_a_run_whose_target_networks_stay_at_its_sites_is_evaluated(
+    tmp_path: Path, method: Method, audited: bool
+) -> None:
     """The server has no target network: it is filled in for whoever loads the trained model, as at a new site."""
     cohort = SyntheticCohort(sites=2, size=160, image_size=36, test_rows=36)
     experiment = replace(SMALL, method=method, objective=BYOLConfig(hidden=16, dim=8), data=cohort)
-    folder = RunFolder.create(tmp_path, experiment)
-    simulate(experiment, folder)
+    folder = finished(tmp_path, experiment)
     assembly, server = Assembly(experiment, folder.path), last_server(folder)
     state, client = trained_state(assembly, server), assembly.client("a", None)
     assert not any(name.startswith(TARGET) for name in server.state)
@@ -440,7 +438,7 @@ def test_a_run_whose_target_networks_stay_at_its_sites_is_evaluated(tmp_path: Pa
     assert EVALUATIONS["zero-shot"](folder, Choices())[0].name == "zero-shot.csv"
     assert distort(folder, Choices(steps=1))[0].name == "distortion.csv"
     assert recalls.measure(folder).exists()
-    assert audits.measure(folder, controls=False, resamples=20).rows
+    assert not audited or audits.measure(folder, controls=False, resamples=20).rows
 
 
 # Whom the intervals are over
@@ -466,9 +464,7 @@ class Pairwise:
 def of_pairs(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     data = Pairwise(SyntheticCohort(sites=2, size=160, image_size=36, test_rows=40))
     experiment = replace(SMALL, data=data, method=FedAvg(local_steps=1), rounds=Rounds(rounds=1))
-    folder = RunFolder.create(tmp_path_factory.mktemp("pairs"), experiment)
-    simulate(experiment, folder)
-    return folder
+    return finished(tmp_path_factory.mktemp("pairs"), experiment)
 
 
 MEASURED: dict[str, Callable[[RunFolder, Choices], Any]] = {

@@ -92,16 +92,13 @@ def test_a_file_that_is_no_plugin(tmp_path: Path, name: str, text: str | None, s
     assert sys.modules.get(name) is before
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
+def test_a_module_that_is_no_plugin() -> None:
+    for name, said in [
         ("nowhere.at_all", "cannot be imported: ModuleNotFoundError"),
         ("fedvlp.methods", "that is fedvlp itself"),
-    ],
-)
-def test_a_module_that_is_no_plugin(name: str, said: str) -> None:
-    with pytest.raises(plugins.PluginError, match=said):
-        plugins.use(name)
+    ]:
+        with pytest.raises(plugins.PluginError, match=said):
+            plugins.use(name)
 
 
 def test_one_plugin_of_a_name(tmp_path: Path) -> None:
@@ -203,12 +200,12 @@ def test_a_configuration_imports_nothing_that_nobody_named(tmp_path: Path, monke
     assert (canary.parent / "canary.sprung").exists(), "the trap works"
 
 
-@pytest.mark.parametrize("name", ["Path", "Method", "replace", "PRESETS", "gone"])
-def test_a_configuration_names_a_plugins_own_classes_alone(tmp_path: Path, name: str) -> None:
+def test_a_configuration_names_a_plugins_own_classes_alone(tmp_path: Path) -> None:
     """Not what the plugin has imported from elsewhere."""
     plugins.use(pulled(tmp_path))
-    with pytest.raises(ValueError, match=f"config names 'pulled_method.{name}'"):
-        from_config({"path": f"pulled_method.{name}", "args": {}})
+    for name in ("Path", "Method", "replace", "PRESETS", "gone"):
+        with pytest.raises(ValueError, match=f"config names 'pulled_method.{name}'"):
+            from_config({"path": f"pulled_method.{name}", "args": {}})
 
 
 # Runs

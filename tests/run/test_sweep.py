@@ -68,12 +68,12 @@ def test_a_preset_takes_the_settings_that_it_has() -> None:
         variants(both, {"method.rho": ["0", "often"]})
 
 
-@pytest.mark.parametrize("values", [["0", "5"], ["5", "0"]])
-def test_a_value_out_of_range_is_no_absent_setting(values: list[str]) -> None:
+def test_a_value_out_of_range_is_no_absent_setting() -> None:
     """FedRGB refuses to take no local step, FedAvg does not. In one order FedRGB ran once, with neither value."""
-    both = {name: presets.get(name) for name in ("fedavg", "fedrgb")}
-    with pytest.raises(ValueError, match="local_steps is 0; the encoders would never train"):
-        variants(both, {"method.local_steps": values})
+    for values in [["0", "5"], ["5", "0"]]:
+        both = {name: presets.get(name) for name in ("fedavg", "fedrgb")}
+        with pytest.raises(ValueError, match="local_steps is 0; the encoders would never train"):
+            variants(both, {"method.local_steps": values})
 
 
 def test_a_seed_is_that_of_run_and_data() -> None:
@@ -81,21 +81,18 @@ def test_a_seed_is_that_of_run_and_data() -> None:
     assert (one.name, one.rounds.seed, one.data.seed) == ("name", 3, 3)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_what_a_sweep_sets_itself_is_refused(tmp_path: Path) -> None:
+    """It was overridden in silence: two columns of a table had the names of two seeds, and the figures of one."""
+    for words, said in [
         (["--grid", "rounds.seed=1,2"], "sweep: rounds.seed is set; the seeds are those of --seeds"),
         (["--set", "data.seed=3"], "sweep: data.seed is set; the seeds are those of --seeds"),
         (["--data", f"table:{__file__},seed=3"], "sweep: data.seed is set; the seeds are those of --seeds"),
         (["--set", "name=mine"], "sweep: name is set; a variant has the name of its preset"),
         (["--jobs", "-1"], "--jobs is -1; give how many runs at a time"),
-    ],
-)
-def test_what_a_sweep_sets_itself_is_refused(words: list[str], said: str, tmp_path: Path) -> None:
-    """It was overridden in silence: two columns of a table had the names of two seeds, and the figures of one."""
-    done = CliRunner().invoke(app, ["sweep", "fedavg", "--runs", str(tmp_path), *words])
-    assert said in str(done.exception)
-    assert list(tmp_path.iterdir()) == []
+    ]:
+        done = CliRunner().invoke(app, ["sweep", "fedavg", "--runs", str(tmp_path), *words])
+        assert said in str(done.exception)
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

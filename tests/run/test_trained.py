@@ -176,9 +176,8 @@ def test_a_drawn_cohorts_run_in_the_engine(tmp_path: Path) -> None:
     assert f"| site-1 | {counts[0]} |\n| site-2 | {counts[1]} |\n| all | {sum(counts)} |" in card
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
+def test_the_preparation_follows_from_the_experiment() -> None:
+    for source, expected in [
         (SyntheticCohort(image_size=72), Preprocessing(72, 64, AS_WRITTEN)),
         (NamedData("pretrain", 80), Preprocessing(80, 64, CLEANED)),
         (NIHSource("root", image_size=70), Preprocessing(70, 64, AS_WRITTEN)),
@@ -186,10 +185,8 @@ def test_a_drawn_cohorts_run_in_the_engine(tmp_path: Path) -> None:
         (SiteSources((("a", TableSource("x.csv")), ("b", TableSource("y.csv", image_size=80)))), None),
         (SyntheticCohort(image_size=48), None),
         (object(), None),
-    ],
-)
-def test_the_preparation_follows_from_the_experiment(source: Any, expected: Preprocessing | None) -> None:
-    assert preprocessing(Experiment("x", FedAvg(), ModelConfig(), data=source)) == expected
+    ]:
+        assert preprocessing(Experiment("x", FedAvg(), ModelConfig(), data=source)) == expected
 
 
 def test_classes_are_labels_that_there_are_sentences_for() -> None:

@@ -148,7 +148,7 @@ INTRODUCTION = """\
 # FedDRA, line by line
 
 FedDRA ([Shuai et al., 2024](https://arxiv.org/abs/2404.03854)) beside the code that does it. The lines are those of
-the docstring of `FedDRA`. [Section 4 of methods.md](methods.md#4-feddra) says where they differ from the paper's print
+the docstring of `FedDRA`. [Section 4](methods/feddra.md#4-feddra) says where they differ from the paper's print
 or from its released code, and why.
 
 enc are the encoders; al the alignment modules with the projection heads; z = al(enc(x)) is an embedding of unit

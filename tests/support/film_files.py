@@ -8,18 +8,20 @@ from typing import Any
 import numpy as np
 
 
-def dicom(path: Path, stored: np.ndarray, photometric: str, bits: int, **tags: Any) -> Path:
+def dicom(
+    path: Path, stored: np.ndarray, photometric: str = "MONOCHROME2", bits: int = 8, syntax: Any = None, **tags: Any
+) -> Path:
     from pydicom import Dataset
     from pydicom.dataset import FileMetaDataset
     from pydicom.uid import ExplicitVRLittleEndian
 
     data = Dataset()
     data.file_meta = FileMetaDataset()
-    data.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    data.file_meta.TransferSyntaxUID = syntax or ExplicitVRLittleEndian
     data.file_meta.MediaStorageSOPClassUID = data.SOPClassUID = "1.2.840.10008.5.1.4.1.1.1.1"
     data.file_meta.MediaStorageSOPInstanceUID = data.SOPInstanceUID = "1.2.3.4"
-    data.PatientName = "Canary^Name"
-    data.Rows, data.Columns = stored.shape
+    data.PatientName, data.PatientID = "Canary^Name", "CANARY-1"
+    data.Rows, data.Columns = stored.shape[-2:]
     data.SamplesPerPixel, data.PhotometricInterpretation, data.PixelRepresentation = 1, photometric, 0
     data.BitsAllocated, data.BitsStored, data.HighBit = 8 * stored.itemsize, bits, bits - 1
     data.PixelData = stored.tobytes()

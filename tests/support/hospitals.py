@@ -33,7 +33,7 @@ ENCRYPTION = {
     "path": "nvflare.lighter.impl.he.HEBuilder",
     "args": {"poly_modulus_degree": 4096, "coeff_mod_bit_sizes": [60, 49], "scale_bits": 30},
 }
-"""The builder that PRIVACY.md adds for sites that encrypt."""
+"""The builder that ENCRYPTION.md adds for sites that encrypt."""
 
 AT_ONCE = 3
 """Jobs that the server runs at a time: much of a small job is FLARE's waiting."""

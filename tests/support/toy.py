@@ -39,7 +39,7 @@ ADAMW = Training(batch_size=4, optimizer="adamw", lr=0.01, weight_decay=0.1)
 
 KNOBS = {
     "local_steps": 2, "align_steps": 1, "aligner_steps": 1, "distil_phases": 1, "distil_steps": 1, "dro_batch": 4,
-    "gamma": 2.0, "mu": 0.5,
+    "gamma": 2.0, "mu": 0.5, "frozen": False,
 }  # fmt: skip
 
 

@@ -179,7 +179,7 @@ def test_computing_leaves_the_modes_of_the_towers() -> None:
 def test_what_changes_from_step_to_step_is_refused() -> None:
     frozen = FROZEN.build()
     for objective in (NTXentConfig(), MedCLIPConfig(sentences=True)):
-        with pytest.raises(ValueError, match="draws another film or sentence"):
+        with pytest.raises(ValueError, match="draws another image or sentence"):
             refuse_objective(FROZEN, objective.build(frozen, 0))
     mgca = MGCAConfig()
     refuse_objective(FROZEN, mgca.build(frozen, 0))
@@ -192,7 +192,7 @@ def test_the_refusal_comes_with_the_settings() -> None:
     for changes in ({"adapter_rank": 2}, {"adapters": ""}):
         with pytest.raises(ValueError, match=r"cache_features: the towers are trained.*adapter_rank=0"):
             replace(experiment(cache_features=True), method=FedAvg(), model=replace(FROZEN, **changes))
-    with pytest.raises(ValueError, match="FedFed reads the films themselves"):
+    with pytest.raises(ValueError, match="FedFed reads the images themselves"):
         replace(experiment(cache_features=True), method=FedFed())
     assert get("feddra-real").training.cache_features
 
@@ -287,10 +287,10 @@ def test_towers_that_normalise_by_the_batch_are_run_at_every_step() -> None:
 
 
 def test_only_what_fixes_towers_may_have_them_trained() -> None:
-    """The records of the others, and those of a loss that draws another film at every step, have no fixed tokens."""
+    """The records of the others, and those of a loss that draws another image at every step, have no fixed tokens."""
     trained = replace(experiment(cache_features=True), model=replace(FROZEN, adapters=""))
     assert isinstance(Assembly(trained).site("site-1").client.fixed, FixedFeatures)
     assert Assembly(experiment(cache_features=True)).site("site-1").client.fixed is None, "they are the data's"
     assert not trained.crops_centres
-    with pytest.raises(ValueError, match="draws another film"):
+    with pytest.raises(ValueError, match="draws another image"):
         Assembly(replace(trained, objective=NTXentConfig())).site("site-1")

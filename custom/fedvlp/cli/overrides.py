@@ -180,6 +180,7 @@ def _chosen_data(
     from dataclasses import replace
 
     from fedvlp.data.cohort import PUBLIC
+    from fedvlp.data.screening import DataSource
     from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
     from fedvlp.run.site_sources import SiteSources
 
@@ -194,7 +195,7 @@ def _chosen_data(
     chosen: Any = stored(source, cache)
     if isinstance(chosen, SyntheticCohort):
         return replace(chosen, image_size=getattr(experiment.data, "image_size", margin)), sites or chosen.sites
-    if sites and hasattr(chosen, "by_site"):
+    if sites and DataSource.of(chosen).by_site():
         raise ValueError("--sites: this data set deals its records to sites itself; set pairs, images, texts after it")
     return chosen, sites
 
@@ -342,10 +343,11 @@ def _needed(kind: type) -> set[str]:
 
 def site_source(spec: str, image_size: int, option: str = "--site") -> Source:
     """The data set of one ``option``. Raises ValueError for one that deals records to sites itself, as the built-in."""
+    from fedvlp.data.screening import DataSource
     from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 
     source = None if spec.startswith("named:") else source_of(spec, image_size)
-    if source is None or isinstance(source, SyntheticCohort) or hasattr(source, "by_site"):
+    if source is None or isinstance(source, SyntheticCohort) or DataSource.of(source).by_site():
         raise ValueError(f"{option} takes a data set of files, SOURCE:FOLDER or table:PATH.csv, not {spec!r}")
     return source
 

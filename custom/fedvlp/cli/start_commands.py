@@ -26,7 +26,7 @@ from fedvlp.cli.stopping import goes_on_with
 
 if TYPE_CHECKING:
     from fedvlp.run.experiment import Experiment
-    from fedvlp.run.pretrain import Comparison
+    from fedvlp.run.pretrain import TowerComparison
 
 
 app = typer.Typer()
@@ -117,7 +117,7 @@ def _recall(held_out: Mapping[str, float]) -> str:
     )
 
 
-def _told(preset: str, comparison: Comparison) -> str:
+def _told(preset: str, comparison: TowerComparison) -> str:
     """How near the new encoders are to the shipped ones, in a line."""
     exact = "the same bytes" if comparison.same_bytes else "other bytes"
     where = "made on such a machine" if comparison.same_machine else "made on another machine or torch"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from fedvlp.data.cohort import Cohort
-    from fedvlp.data.deid import Finding
+    from fedvlp.data.deid import IdentifierFinding
     from fedvlp.run.audit import Audit
     from fedvlp.run.dry_run import DryRun
     from fedvlp.run.folder import RunFolder
@@ -162,7 +162,7 @@ def finding_lines(phi: Mapping[str, int]) -> list[Text]:
     if not isinstance(phi, Findings):  # its words were left behind
         return [Text(f"{reports} reports with {kind}") for kind, reports in phi.items()]
     lines = [Text("reports that seem to identify people: row, kind, words")]
-    alike: dict[tuple[str, str], list[Finding]] = {}
+    alike: dict[tuple[str, str], list[IdentifierFinding]] = {}
     for finding in phi.shown:
         alike.setdefault(finding.same, []).append(finding)
     for same, findings in sorted(alike.items(), key=lambda item: -phi.reports.get(item[0], 1)):  # ties as they were

@@ -77,7 +77,7 @@ class Averaging:
 
 
 class SortedMean:
-    """The mean of what is left of every value's sorted list when its ends are cut off, in float64.
+    """Coordinate-wise trimmed mean, in float64.
 
     Of n sites with a weight above 0, floor(``trim`` n) are left out at each end: at least one, as long as one or two
     are left. A weight buys no place in the list, so what n_k a site claims does not decide whose values are left out.
@@ -344,7 +344,7 @@ def in_site_order(
     """Yields (site, reply) in the order of ``sites``, each as soon as all before it have come; early ones wait.
 
     Only a site's first reply counts, and none of a stranger; the log names the others. A large update
-    waits on disk in the folder ``spool``, so that one update is resident at a time whoever is slow.
+    waits on disk in the folder ``spool``, so that one update is resident at a time whichever site is slow.
     """
     waiting: dict[str, Callable[[], Reply]] = {}
     pending = list(sites)

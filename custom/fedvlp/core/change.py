@@ -25,7 +25,7 @@ ROW = 1 << 8
 """Values of a large model whose squares are summed in float32."""
 
 KINDS = WEIGHTS, STATISTICS, BESIDE = ("weights", "running statistics", "what the server keeps beside the model")
-"""What a change is of. The changes of each kind are compared with each other alone: they are of unlike size."""
+"""What a change is of. Changes are compared within a kind only, since kinds differ in size."""
 
 Norms = dict[str, float]
 """The L2 norm of a change, by kind."""

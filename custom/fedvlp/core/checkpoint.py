@@ -2,7 +2,7 @@
 
 Written to a temporary name, synced, renamed: a file is either the old one or the new one, whole. Nothing is ever
 unpickled. Every tensor and the header have a checksum in the file, so that a bit that a disk lost is noticed. It is
-CRC-32, a third of a second of a processor per GB, and no protection against somebody who changes the file.
+CRC-32, a third of a second of a processor per GB, and no protection against deliberate changes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SUMS = "crc32"
 class CheckpointError(SiteError, RuntimeError):
     """A checkpoint cannot be written or read; the message says which file, why, and what to do."""
 
-    full = False  # whether it is for want of room on the disk
+    full = False  # whether the disk was full
 
 
 def replace_durably(temporary: Path, path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -50,7 +50,7 @@ class Data(Protocol):
 
 
 class GradientObserver(Protocol):
-    """Who is told of the gradients of a task (a site's limits on what an update rests on)."""
+    """Observes the gradients of a task, for a site's limits on an update's effective sample size."""
 
     def weigh(self, lengths: list[Tensor], rows: list[Tensor] | None = None) -> None:
         """Lengths of the gradients in the order of the steps; with ``rows``, of groups of records, and which."""
@@ -65,11 +65,30 @@ class MicroBatching(Protocol):
         ...
 
 
+class Trainee:
+    """What training asks of a model beside its forward pass: base class of fedvlp's models, with defaults."""
+
+    micro_batches: MicroBatching | None = None  # None: the towers see whole batches
+
+    @staticmethod
+    def of(model: Any) -> Trainee:
+        """The model; for a plain module one that has the defaults."""
+        return model if isinstance(model, Trainee) else Trainee()
+
+    @property
+    def frozen_prefixes(self) -> tuple[str, ...]:
+        """What the names of frozen tensors begin with: the same at every site, and no part of a State."""
+        return ()
+
+    def set_attention(self, kind: str) -> None:
+        """Chooses how attention is computed (``Training.attention``)."""
+
+
 class StateMismatchError(SiteError, ValueError):
     """A state does not have the tensors that this model has."""
 
 
-class FixedFeatures(Protocol):
+class EncoderFeatures(Protocol):
     """What encoders that do not change make of a client's training records (training/frozen_features.py)."""
 
     def encoded(self, client: Client, batch: Batch, state: State, own: State | None) -> Batch:
@@ -107,9 +126,9 @@ class Client:
     public_id: int = 0
     initial: Callable[[], State] | None = None  # the untrained weights, for sites that keep some of their own
     site_only: frozenset[str] = frozenset()  # tensors of the model that never leave the site (core/norm_statistics.py)
-    counted: Callable[[], None] = lambda: None  # told of every optimiser step
-    observer: GradientObserver | None = None  # told how long the gradients were
-    fixed: FixedFeatures | None = None  # keeps what fixed encoders make of a record; None: they are run at every step
+    counted: Callable[[], None] = lambda: None  # called after every optimiser step
+    observer: GradientObserver | None = None  # gets the gradients' norms
+    fixed: EncoderFeatures | None = None  # keeps what fixed encoders make of a record; None: they are run at every step
     _anchor: Any = None
     _anchored: tuple[State, State | None] | None = None
 
@@ -130,7 +149,7 @@ class Client:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """What the training records have, of "image" and "text": what this client can train, and tells the server."""
+        """Modalities of the training records, "image" and "text": what this client can train, and tells the server."""
         return self.data.modalities_in("train")
 
     def here(self, state: State) -> State:
@@ -208,7 +227,7 @@ class Client:
             self._anchor.requires_grad_(False)
             self._anchored = state, own
         self._anchor.eval()
-        self._anchor.micro_batches = getattr(self.model, "micro_batches", None)
+        self._anchor.micro_batches = Trainee.of(self.model).micro_batches
         return self._anchor
 
     def encoded(self, batch: Batch, state: State, own: State | None = None) -> Batch:
@@ -230,7 +249,7 @@ class Client:
     @contextmanager
     def in_micro_batches(self, how: MicroBatching) -> Iterator[None]:
         """Lets the towers of the model, and of its anchor, see micro-batches. Raises ValueError if they cannot."""
-        if not hasattr(self.model, "micro_batches"):
+        if not isinstance(self.model, Trainee):
             raise ValueError(f"{self.name}: this model cannot take micro-batches; set training.micro_batch to 0")
         for name, module in self.model.named_modules():
             normalises = isinstance(module, BatchNorm) and module.training
@@ -278,7 +297,7 @@ class Client:
 
         What the model says is frozen stays so.
         """
-        always = frozen_prefixes(self.model)
+        always = Trainee.of(self.model).frozen_prefixes
         for name, parameter in self.parameters():
             parameter.requires_grad_(trains(name) and not name.startswith(always))
         for child in [*self.model.children(), self.objective]:
@@ -286,23 +305,24 @@ class Client:
             child.train(not parameters or any(p.requires_grad for p in parameters))
 
 
+def embedded_texts(client: Client, sentences: Sequence[str], model: nn.Module | None = None) -> Tensor:
+    """Unit vectors [N, d] of N sentences by the client's model, or by ``model`` in its place."""
+    ids, mask = client.model.tokenizer(sentences)
+    embedded: Tensor = (model or client.model)(client.here({"text": ids, "text_mask": mask})).text
+    return embedded
+
+
 def named_state(model: nn.Module, objective: nn.Module) -> State:
     """Model and objective as one State, without frozen tensors; the objective's are named ``objective.<path>``."""
-    frozen = frozen_prefixes(model)
+    frozen = Trainee.of(model).frozen_prefixes
     state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(frozen)}
     state.update({OBJECTIVE + name: tensor for name, tensor in objective.state_dict().items()})
     return state
 
 
-def frozen_prefixes(model: Any) -> tuple[str, ...]:
-    """What the names of a model's frozen tensors begin with: the same at every site, and no part of a State."""
-    prefixes: tuple[str, ...] = getattr(model, "frozen_prefixes", ())
-    return prefixes
-
-
 def frozen_tensors(model: Any) -> State:
     """A model's frozen tensors, by their names in it."""
-    prefixes = frozen_prefixes(model)
+    prefixes = Trainee.of(model).frozen_prefixes
     return {name: t for name, t in model.state_dict().items() if name.startswith(prefixes)} if prefixes else {}
 
 

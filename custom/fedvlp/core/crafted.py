@@ -3,7 +3,7 @@
 A server that is curious and dishonest sends weights by which an update holds single records almost as they are: towers
 that pass pixels through, and a layer whose rows all measure one thing with staggered thresholds, so that each bin holds
 one record (Fowl et al., 2022, https://arxiv.org/abs/2110.13057; MedLeak, Shi et al., 2024,
-https://arxiv.org/abs/2407.09972). Such weights look unlike any that training gives. Each sign is compared with the
+https://arxiv.org/abs/2407.09972). Such weights differ from any that training gives. Each sign is compared with the
 model that the run starts from, which the site builds itself: what that has too is no sign.
 
 An adapter of a frozen weight W (LoRA: W + s B A) is judged by the sum, for B begins at 0 and its first steps lie nearly
@@ -133,7 +133,7 @@ def _of_whole(up: Tensor, down: Tensor, scale: float) -> float:
 
 
 def _problem(now: Signs, before: Signs, usual: float) -> str | None:
-    """``usual``: the median of this model's root mean squares, for the noise of a privacy policy raises all alike."""
+    """``usual``: the median of this model's root mean squares, as a privacy policy's noise raises all."""
     limit = max(before.scale, usual, FLOOR)
     if now.zeros > ZEROS >= before.zeros:
         return f"is 0 in {now.zeros:.0%} of its values"

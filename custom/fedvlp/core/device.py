@@ -1,9 +1,10 @@
-"""Batches on their way to a GPU, copied and prepared beside the steps so that nobody waits; weights on the way back."""
+"""Asynchronous host-to-GPU prefetch of batches; device-to-host copies of states; the number of threads."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -17,9 +18,9 @@ AHEAD = 2
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on ``device``. A copy from the CPU to a GPU is queued on the current stream: nobody waits for it.
+    """The tensor on ``device``. A copy from the CPU to a GPU is queued on the current stream, without waiting.
 
-    It must be pinned for that: a copy of pageable memory is done only after the host has waited for it.
+    It must be pinned for that: the host waits for a copy of pageable memory.
     """
     if device.type == "cpu" or tensor.device.type != "cpu":
         return tensor.to(device)
@@ -88,3 +89,14 @@ def _side_stream(device: torch.device) -> Any:
     """One for all phases: memory that a stream has used can be used again by no other."""
     streams: Any = torch.get_device_module(device)
     return streams.Stream(device)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Computes with ``count`` threads of this process, then with as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedvlp.core.change import is_finite
 from fedvlp.core.types import EVALUATE, MODALITIES, Broadcast, Expected, Update
+from fedvlp.core.validate import is_number
 
 LARGEST_METRIC = 1e12
 """A reported loss or recall beyond this is nonsense that would overflow statistics over sites."""
@@ -94,7 +95,7 @@ def _check_scalars(update: Update, probes: tuple[str, ...]) -> str | None:
     if len(scalars) > len(probes):
         return f"it has {len(scalars) - len(probes)} scalar(s) that the method does not know"
     for name, value in scalars.items():
-        if not _is_number(value) or abs(value) > LARGEST_METRIC:
+        if not is_number(value) or abs(value) > LARGEST_METRIC:
             return f"scalar {_named(name)} is {_shown(value)}, expected a number up to {LARGEST_METRIC:g}, or nan"
     return None
 
@@ -109,7 +110,7 @@ def _check_metrics(update: Update) -> str | None:
                 f"the name of a metric is {_shown(name)}, expected at most {LONGEST_NAME} letters, digits, spaces and "
                 "characters of .:/@()+,%-_"
             )
-        if not _is_number(value) or not abs(value) <= LARGEST_METRIC:
+        if not is_number(value) or not abs(value) <= LARGEST_METRIC:
             return f"metric {_named(name)} is {_shown(value)}, expected a finite number up to {LARGEST_METRIC:g}"
     return None
 
@@ -180,7 +181,7 @@ def check_broadcast(message: Broadcast, phases: Callable[[int], tuple[str, ...]]
     if type(message.phase) is not str or message.phase not in (*phases(message.round), EVALUATE):
         return f"the phase is {_shown(message.phase)}, expected one of {', '.join((*phases(message.round), EVALUATE))}"
     for name, scale in (("lr_scale", message.lr_scale), ("loss_scale", message.loss_scale)):
-        if not _is_number(scale) or not 0 <= scale <= LARGEST_METRIC:
+        if not is_number(scale) or not 0 <= scale <= LARGEST_METRIC:
             return f"{name} is {_shown(scale)}, expected a number from 0 to {LARGEST_METRIC:g}"
     return _check_sent_scalars(message.scalars) or _check_sent_tensors(message)
 
@@ -189,7 +190,7 @@ def _check_sent_scalars(scalars: object) -> str | None:
     if not isinstance(scalars, dict) or len(scalars) > MOST_METRICS:
         return f"scalars is {_shown(scalars)}, expected a dictionary of at most {MOST_METRICS} numbers"
     for name, value in scalars.items():
-        if plain(name) != name or not _is_number(value):
+        if plain(name) != name or not is_number(value):
             return f"scalar {_named(name)} is {_shown(value)}, expected a plain name and a number"
     return None
 
@@ -205,10 +206,6 @@ def _check_sent_tensors(message: Broadcast) -> str | None:
             if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta:
                 return f"{name} is a {type(tensor).__name__}, expected a dense tensor"
     return next((why for name, t in message.state.items() if (why := _check_values(name, t))), None)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def plain(name: object) -> str:

@@ -2,7 +2,7 @@
 
 In the checkpoint itself they would be written again after every phase, which costs the square of the rounds. The
 checkpoint says with :class:`Written` which of the lines belong to it. They are written first: what a kill leaves
-beyond them is cut when the run goes on, and what lacks there is an error.
+beyond them is cut when the run resumes, and missing lines are an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILE = "history.jsonl"
 class Written:
     """The lines that belong to a checkpoint: the first ``records`` of the file, ``size`` bytes.
 
-    ``digest`` is chained, so that it costs a line to go on and tells of any change before it: that of line n is
+    ``digest`` is chained, so that extending it costs one line and it reveals any earlier change: that of line n is
     SHA-256 of the digest of line n - 1, in hexadecimal digits, and the line.
     """
 

@@ -1,4 +1,4 @@
-"""Reads JSON files that come from elsewhere, within bounds: a run, a job or a model of somebody else.
+"""Reads JSON files that come from elsewhere, within bounds: a run, a job or a model from another machine.
 
 Without torch, since FLARE's parent process reads jobs with it.
 """
@@ -24,7 +24,7 @@ LARGEST_JOB = 4 << 20
 
 
 def read_json(path: Path, most: int = LARGEST_JSON, follow: bool = False) -> Any:
-    """The content of a JSON file, whoever wrote it, as ``read_bounded`` reads it.
+    """The content of an untrusted JSON file, as ``read_bounded`` reads it.
 
     Raises ValueError too where its values are more than ``DEEPEST`` levels deep.
     """
@@ -41,7 +41,7 @@ def read_json(path: Path, most: int = LARGEST_JSON, follow: bool = False) -> Any
 
 
 def read_bounded(path: Path, most: int, follow: bool = False) -> bytes:
-    """The content of a file, whoever wrote it.
+    """The content of an untrusted file.
 
     Raises FileNotFoundError where there is none, ValueError for anything but a regular file of at most ``most`` bytes.
     A link is followed where the caller says so alone: towers in a cache of Hugging Face are links.

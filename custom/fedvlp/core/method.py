@@ -29,7 +29,7 @@ class Schedule:
     uses_public: ClassVar[bool] = False  # whether the server needs the public set and to know the sites' modalities
     pooled: ClassVar[bool] = False  # whether one site holds everybody's records (simulation only)
     fixes_encoders: ClassVar[bool] = False  # whether it asks for what a received encoder makes (``Client.encoded``)
-    reads_films: ClassVar[bool] = False  # whether it needs the films themselves, so that cached tokens are not enough
+    reads_films: ClassVar[bool] = False  # whether it needs the images themselves, so that cached tokens are not enough
     sends_plainly: ClassVar[bool] = False  # whether an ``upload`` of its own sends what FedAvg's does, and no more
 
     weighting: str = "samples"  # samples: n_k/n (McMahan et al., 2017, Alg. 1); uniform: 1/N (FedDRA, FedRGB)
@@ -60,7 +60,7 @@ class Schedule:
         return "model"
 
     def moments(self, name: str, phase: str) -> str:
-        """Of which model the kept moments of the tensor ``name`` are that ``phase`` trains; "": they are not kept."""
+        """Model whose optimiser state the tensor ``name`` resumes from in ``phase``; "": none is kept."""
         return self.trainee(phase)
 
     def asked(self, sites: int) -> int:
@@ -68,12 +68,10 @@ class Schedule:
         return sites
 
     def discloses(self) -> str:
-        """What of their records, beside trained weights, sites show each other or the server, and its cost in privacy.
+        """Record-level information revealed to other sites or the server besides weights, and its privacy cost.
 
-        "": nothing.
-
-        A sentence for people: commands and the report print it (run/cautions.py). A hospital runs such a method only
-        where it accepted the very experiment (deploy/envelope.py).
+        "" where there is none. A sentence for people: commands and the report print it (run/cautions.py). A hospital
+        runs such a method only where it accepted the very experiment (deploy/envelope.py).
         """
         return ""
 
@@ -214,7 +212,7 @@ def sends(method: Schedule, names: Iterable[str]) -> bool:
 
 
 def stays_initial(method: Schedule, names: Iterable[str]) -> bool:
-    """Whether the server's model, of these tensors, is the initial one throughout: nobody trains it or sends any."""
+    """Whether the server's model, of these tensors, keeps its initial weights: it is never trained nor sent."""
     return not (method.uses_public or sends(method, names))
 
 

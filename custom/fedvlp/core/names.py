@@ -80,8 +80,11 @@ PUBLIC = {
     "fedvlp.flare.TensorBoardReceiver": "fedvlp.flare.tracking.TensorBoardReceiver",
     "fedvlp.flare.WireEnd": "fedvlp.flare.wire_filters.WireEnd",
     "fedvlp.load_model": "fedvlp.run.model_use.load_model",
+    "fedvlp.methods.AdapterConfig": "fedvlp.methods.clip_adapter.AdapterConfig",
     "fedvlp.methods.CARMFL": "fedvlp.methods.car_mfl.CARMFL",
+    "fedvlp.methods.CLIPAdapter": "fedvlp.methods.clip_adapter.CLIPAdapter",
     "fedvlp.methods.Centralized": "fedvlp.methods.centralized.Centralized",
+    "fedvlp.methods.ContextConfig": "fedvlp.methods.prompt_learning.ContextConfig",
     "fedvlp.methods.CreamFL": "fedvlp.methods.creamfl.CreamFL",
     "fedvlp.methods.FedAvg": "fedvlp.methods.fedavg.FedAvg",
     "fedvlp.methods.FedCCA": "fedvlp.methods.fedcca.FedCCA",
@@ -103,6 +106,7 @@ PUBLIC = {
     "fedvlp.methods.Local": "fedvlp.methods.local.Local",
     "fedvlp.methods.MFedAvg": "fedvlp.methods.mfedavg.MFedAvg",
     "fedvlp.methods.PMSFM": "fedvlp.methods.pms_fm.PMSFM",
+    "fedvlp.methods.PromptLearning": "fedvlp.methods.prompt_learning.PromptLearning",
     "fedvlp.methods.SCAFFOLD": "fedvlp.methods.scaffold.SCAFFOLD",
     "fedvlp.models.DistillerConfig": "fedvlp.models.vae.DistillerConfig",
     "fedvlp.models.DualEncoder": "fedvlp.models.dual_encoder.DualEncoder",
@@ -131,7 +135,7 @@ def _public_names() -> dict[str, str]:
 
 
 def name_of(kind: type) -> str:
-    """The public name of a class, or its module and name where it has none (a class of somebody else's)."""
+    """The public name of a class, or its module and name where it has none (a plugin's class)."""
     path = f"{kind.__module__}.{kind.__qualname__}"
     return _public_names().get(path, path)
 

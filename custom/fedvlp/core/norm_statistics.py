@@ -3,12 +3,12 @@
 FedBN (Li et al., 2021, https://arxiv.org/abs/2102.07623): running statistics, and affine weights if any, never leave a
 site. The server then has none of these tensors: they are not in its state, its checkpoints and its messages, and the
 gate refuses an update that holds one. A site completes every model that it receives: with its own affine weights, and
-with statistics that it estimates anew on its training records (Li et al., 2017, https://arxiv.org/abs/1603.04779).
+with statistics that it estimates on its training records (Li et al., 2017, https://arxiv.org/abs/1603.04779).
 Differs from FedBN: there a site's running statistics are those of its last training, of other weights than the
 received mean (``studies/programs/norm_statistics.py`` measures both).
 
 Private adapters (models/adapters.py) are kept in the same way, whatever is done with the normalisation: a site begins
-with initial ones, which change nothing, and goes on with those of its last training.
+with initial ones, which change nothing, and continues with those of its last training.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def remembered(tensors: Mapping[str, Tensor], model: str) -> State:
 def complete(client: Client, state: State, known: Mapping[str, Tensor]) -> State:
     """A received model with the normalisation of this client's site; as it is where nothing is missing.
 
-    Affine weights are those ``known`` from the last training, or initial ones; statistics are estimated anew. The model
+    Affine weights are those ``known`` from the last training, or initial ones; statistics are estimated. The model
     is then loaded. A state without any tensor (a method that sends no model) stays empty. Raises NormalisationError
     where the sender sent what stays at the sites.
     """

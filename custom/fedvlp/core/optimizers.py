@@ -1,4 +1,4 @@
-"""torch's own optimisers, without torch._dynamo.
+"""torch's own optimisers, without torch._dynamo; the schedule of a site's rounds; the server's optimisers.
 
 Every optimiser of torch imports that compiler to mark its methods as not to be compiled, when it is built and at every
 step: 2 seconds of processor time and 150 MB in each process that trains, for nothing where only towers are compiled.
@@ -52,6 +52,22 @@ class SGD(_Unmarked, torch.optim.SGD):
     """torch.optim.SGD."""
 
     step = _eager(torch.optim.SGD.step)
+
+
+# How fast and how long sites train in the rounds of a run.
+
+
+def cosine(round: int, rounds: int) -> float:
+    """The factor of the learning rate: from 1 in round 0 to 0 in round ``rounds`` and after; 0 rounds: always 1.
+
+    Loshchilov and Hutter, 2017, https://arxiv.org/abs/1608.03983, eq. 5, without restarts.
+    """
+    return (1 + math.cos(math.pi * min(1.0, round / rounds))) / 2 if rounds else 1.0
+
+
+def one_pass(records: int, size: int) -> int:
+    """Steps of one pass over the records, without the smaller last batch."""
+    return max(1, records // size)
 
 
 # Server optimisers round any method's average: FedAvgM, FedAdam and FedYogi.

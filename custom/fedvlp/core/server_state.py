@@ -107,7 +107,7 @@ class Server:
             self.apart = self.apart | {group: tensors.path.name}
             self.sums[tensors.path.name] = tensors.checksum()
             for name in tensors:
-                self.memory.pop(f"{group}/{name}", None)  # where a run goes on that had it in memory
+                self.memory.pop(f"{group}/{name}", None)  # where a run resumes that had it in memory
         else:
             self.memory |= {f"{group}/{name}": tensor for name, tensor in tensors.items()}
 
@@ -122,8 +122,8 @@ class Server:
     def replace(self, tensors: State) -> None:
         """Commits new values for some tensors of the model; an empty dict keeps the model.
 
-        Tensors of a large model that are replaced are lent to the next mean as its accumulator, so nobody may keep
-        a reference to ``state`` across two aggregations.
+        The replaced tensors of a large model become the next mean's accumulator, so no reference to ``state`` may be
+        kept across two aggregations.
         """
         if sum(tensor.numel() for tensor in tensors.values()) > EXACT_NUMEL:
             self.spare = self.spare | {name: self.state[name] for name in tensors}

@@ -1,4 +1,4 @@
-"""Checkpoints of the last rounds beside the newest one, so that a run can be put back to before a round."""
+"""Per-round checkpoints for rollback."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class Spool:
     def put(self, tensors: Mapping[str, Tensor], *, copied: bool = True) -> Callable[[str], Tensor]:
         """Sets tensors aside; the result gives one of them, from disk as a map of the file. Raises CheckpointError.
 
-        ``copied``: those that stay in memory are copies, as of tensors that somebody goes on writing to.
+        ``copied``: those that stay in memory are copies, for tensors that are still being written.
         """
         if self.folder is not None and total_size(tensors) >= PARK_BYTES:
             return _on_disk(tensors, self.folder)

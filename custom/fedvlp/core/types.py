@@ -19,7 +19,7 @@ State = dict[str, "Tensor"]
 
 
 class LazyState(Mapping[str, "Tensor"]):
-    """A state too large to be held: ``make`` makes a tensor anew whenever its name is asked for.
+    """A state too large to be held: ``make`` makes a tensor each time its name is read.
 
     Whether a name is there is answered without making its tensor, which Mapping's own ``in`` would do.
     """
@@ -30,7 +30,7 @@ class LazyState(Mapping[str, "Tensor"]):
         make: Callable[[str], Tensor] | None = None,
         size: Callable[[str], int] | None = None,
     ) -> None:
-        """``size`` says the bytes of a tensor without making it, where that can be told.
+        """``size`` says the bytes of a tensor without making it, where that is known.
 
         A class that makes tensors itself overrides ``__getitem__``. Its bound method in the place of ``make`` would be
         a cycle of references: what it holds would stay until Python looks for cycles.
@@ -81,7 +81,7 @@ own. What an objective draws (``Client.drawn``): ``views`` [B, V, C, H, W] float
 """
 
 IMAGE_TOKENS, TEXT_TOKENS = "image_tokens", "text_tokens"
-"""Keys of a batch: what frozen towers make of its records, [B, M, W] and [B, T, W] float32; ``image`` is then missing.
+"""Keys of a batch: cached token features from the frozen encoders, float32 [B, M, W] and [B, T, W]; no ``image`` then.
 
 training/frozen_features.py puts them there."""
 
@@ -214,9 +214,13 @@ def group(name: str) -> str:
     return "encoder" if seen in ("adapter", "private") else seen
 
 
+PRIVATE = "objective.extra.private."
+"""Tensors of what a method trains beside the model and that never leave their site."""
+
+
 def is_private(name: str) -> bool:
-    """Whether a tensor is of an adapter that never leaves its site (models/adapters.py)."""
-    return name.partition(".")[0].endswith("_private")
+    """Whether a tensor never leaves its site: of an adapter (models/adapters.py), or a method's own."""
+    return name.partition(".")[0].endswith("_private") or name.startswith(PRIVATE)
 
 
 MODALITIES = ("image", "text")
@@ -243,11 +247,11 @@ GRADIENT = "gradient/"
 """Prefix, in an update, of a gradient of what the server trains by itself. Measured and shortened like ``CHANGE``."""
 
 KEPT = "kept"
-"""The scalar by which an aggregator is told to what share of their length such changes of an update were shortened."""
+"""Scalar for an aggregator: the factor by which such changes of an update were shortened."""
 
 
 def subject(name: str) -> str:
-    """The tensor of the model that a tensor of an update tells of: ``change/<name>`` of ``<name>``, any of itself."""
+    """The tensor of the model that a tensor of an update is about: ``change/<name>`` of ``<name>``, any of itself."""
     return name.rpartition("/")[2]
 
 

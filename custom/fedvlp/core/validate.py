@@ -14,6 +14,11 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def is_number(value: object) -> bool:
+    """Whether it is an int or a float; True and False are neither."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def printable(text: str) -> str:
     """``text`` in one line, without what would steer a terminal: what a job, a run or a record says is shown so."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
@@ -22,7 +27,7 @@ def printable(text: str) -> str:
 def require_name(what: str, name: object) -> None:
     """Raises ValueError unless ``name`` is 1 to 64 characters of a-z, 0-9 and "-", the first no dash."""
     if not (isinstance(name, str) and NAME.fullmatch(name)):
-        said = repr(name) if isinstance(name, str) and len(name) <= 64 else "too long, or no text"
+        said = repr(name) if isinstance(name, str) and len(name) <= 64 else "not a string of at most 64 characters"
         raise ValueError(
             f"{what} is {said}; it takes 1 to 64 characters of a-z, 0-9 and '-', and begins with a letter or a digit"
         )

@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -262,8 +261,8 @@ class Cohort:
 
         columns = {name: picked(getattr(self, name)) for name in self.columns()}
         mark = digest(self.fingerprint, rows.astype("<i8").tobytes())
-        masks = None if self.masks is None else partial(_of_subset, self.masks, rows)
-        questions = None if self.questions is None else partial(_of_subset, self.questions, rows)
+        masks = None if self.masks is None else Rows(self.masks, rows)
+        questions = None if self.questions is None else Rows(self.questions, rows)
         images = Rows(self.images, rows)
         return replace(self, **columns, images=images, fingerprint=mark, masks=masks, questions=questions)
 
@@ -363,20 +362,15 @@ class Readers:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Reads the pixels of a subset: row i of the subset is row ``rows[i]`` of the reader ``images``."""
+class Rows(Generic[T]):
+    """Reads images, masks or questions of a subset: its row i is row ``rows[i]`` of ``reader``."""
 
-    images: Callable[[np.ndarray], np.ndarray]
+    reader: Callable[[np.ndarray], T]
     rows: np.ndarray  # [n] int64
 
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """uint8 [m, S, S] of the subset's ``rows`` [m]."""
-        return self.images(self.rows[np.asarray(rows, dtype=np.int64)])
-
-
-def _of_subset(reader: Callable[[np.ndarray], T], chosen: np.ndarray, rows: np.ndarray) -> T:
-    """What ``reader`` gives for a subset: its row i is row ``chosen[i]`` of the reader."""
-    return reader(chosen[np.asarray(rows, dtype=np.int64)])
+    def __call__(self, rows: np.ndarray) -> T:
+        """What the reader gives for the subset's ``rows`` [m]."""
+        return self.reader(self.rows[np.asarray(rows, dtype=np.int64)])
 
 
 def digest(*values: str | bytes) -> str:

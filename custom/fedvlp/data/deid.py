@@ -128,7 +128,7 @@ class PHIError(SiteError, ValueError):
 
 
 @dataclass(frozen=True, repr=False)
-class Finding:
+class IdentifierFinding:
     """Words of a report that seem to identify somebody, for the eyes of who owns it: they belong on no log and no file.
 
     So it has no representation that shows them.
@@ -153,7 +153,10 @@ class Findings(dict[str, int]):
     """
 
     def __init__(
-        self, counts: Mapping[str, int], shown: Iterable[Finding] = (), reports: Mapping[tuple[str, str], int] = {}
+        self,
+        counts: Mapping[str, int],
+        shown: Iterable[IdentifierFinding] = (),
+        reports: Mapping[tuple[str, str], int] = {},
     ) -> None:
         super().__init__(counts)
         self.shown = tuple(shown)
@@ -166,7 +169,7 @@ class Findings(dict[str, int]):
 def scan(reports: Iterable[str], where: Iterable[object] | None = None) -> Findings:
     """What is found in the ``reports``. ``where`` says of each what ``Finding.where`` is; None: 1, 2, ..."""
     counts = dict.fromkeys(KINDS, 0)
-    shown: dict[tuple[str, str], list[Finding]] = {}  # by kind and words
+    shown: dict[tuple[str, str], list[IdentifierFinding]] = {}  # by kind and words
     distinct, holding = Counter[str](), Counter[tuple[str, str]]()
     for name, report in zip(count(1) if where is None else where, reports, strict=False):
         matches = spans(report)
@@ -208,9 +211,9 @@ def _goes_on(letter: str, before: str) -> bool:
     return letter.isspace() and before.isspace()
 
 
-def _finding(where: str, kind: str, report: str, start: int, end: int) -> Finding:
+def _finding(where: str, kind: str, report: str, start: int, end: int) -> IdentifierFinding:
     before, after = report[max(0, start - CONTEXT) : start], report[end : end + CONTEXT]
-    return Finding(where, kind, before, report[start:end], after)
+    return IdentifierFinding(where, kind, before, report[start:end], after)
 
 
 def kinds_of(names: Iterable[str]) -> tuple[str, ...]:

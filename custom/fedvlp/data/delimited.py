@@ -56,7 +56,7 @@ RUN = re.compile(r"[^\W_]+")  # of letters and digits
 
 
 @dataclass(frozen=True)
-class Table:
+class DelimitedTable:
     """The lines of a table, and how they were read."""
 
     columns: list[str]  # those that were asked for under these names, whatever their case in the file
@@ -64,7 +64,7 @@ class Table:
     said: str  # how it was read; "": as a comma-separated UTF-8 with the very names
 
 
-def read(raw: bytes, wanted: Collection[str], encoding: str = "", delimiter: str = "") -> Table:
+def read(raw: bytes, wanted: Collection[str], encoding: str = "", delimiter: str = "") -> DelimitedTable:
     """The table of a file's bytes. ``wanted``: names of columns to look for; "" for what is told from the file.
 
     Raises ValueError for bytes that are no text of one encoding, for a delimiter that cannot be told or is not one
@@ -90,7 +90,7 @@ def read(raw: bytes, wanted: Collection[str], encoding: str = "", delimiter: str
     how += [f"without {titles} {'line' if titles == 1 else 'lines'} above its header"] if titles else []
     changed = sorted(new for new, old in zip(named, columns, strict=True) if new != old)
     how += [f"with the columns {', '.join(changed)} in another case"] if changed else []
-    return Table(named, lines[1:], " ".join(how))
+    return DelimitedTable(named, lines[1:], " ".join(how))
 
 
 def _below_title(text: str, wanted: Collection[str], delimiter: str) -> tuple[str, int]:

@@ -62,7 +62,7 @@ def report_lengths(cohort: Cohort) -> dict[float, float]:
 
 
 def ranges(rows: Sequence[str]) -> list[str]:
-    """The rows with those that follow each other as "7-9"; what is no number stays as it is."""
+    """Compress consecutive row numbers into ranges, "7-9"; other names stay as they are."""
     runs: list[list[str]] = []
     for row in rows:
         if runs and row.isdecimal() and runs[-1][-1].isdecimal() and int(row) == int(runs[-1][-1]) + 1:

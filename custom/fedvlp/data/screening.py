@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError
@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedvlp.core.checkpoint import CheckpointError, save_bytes
+from fedvlp.core.types import MODALITIES
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.deid import KINDS, Findings, scan
 from fedvlp.data.loader import Tokenize
@@ -53,6 +54,30 @@ class Source(Protocol):
     def build(self) -> Cohort:
         """Its records."""
         ...
+
+
+class DataSource:
+    """What a data set tells of itself before it is read: base class of fedvlp's own, with defaults."""
+
+    modalities: ClassVar[tuple[str, ...]] = MODALITIES  # of its records
+
+    @staticmethod
+    def of(source: object) -> DataSource:
+        """The data set; for one of another library, which has ``build`` alone, one that has the defaults."""
+        return source if isinstance(source, DataSource) else DataSource()
+
+    @property
+    def in_colour(self) -> bool:
+        """Whether images have three channels."""
+        return False
+
+    def by_site(self) -> dict[str, Any]:
+        """Site -> its own data set, where it deals its records to sites itself ("public" is the public set)."""
+        return {}
+
+    def classes(self) -> tuple[str, ...]:
+        """The classes of which each record has one, where that is so."""
+        return ()
 
 
 @runtime_checkable
@@ -100,7 +125,7 @@ def rows_used(summary: Summary) -> str:
     return f"{summary['used']} of {summary['rows']} rows are used" + (f"; left out: {left_out}" if left_out else "")
 
 
-# What was made of a site's reports, kept in its cache folder, so that a process that is started again finds it there.
+# On-disk cache of tokenised reports and of scans for identifiers, in the site's cache folder.
 #
 # A file is named by a hash of all that it was made of. Tokens are as confidential as the reports: they are for their
 # owner alone, and lie where the decoded films lie (data/cache.py).

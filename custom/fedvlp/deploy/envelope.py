@@ -50,11 +50,11 @@ _BOUNDS = {
     100_000: "align_every cosine_rounds distil_phases evaluate_every max_empty max_missed plain_rounds probe_every "
     "rounds server_rounds",
     2**16: "batch_size dp_group dro_batch micro_batch prototypes",
-    2**14: "head_hidden hidden",
+    2**14: "head_hidden hidden private_hidden",
     10**4: "classes",
-    2**12: "dim embedding_dim image_size latent max_tokens shared width",
+    2**12: "dim embedding_dim image_size latent max_tokens reduction shared width",
     MOST_SITES: "image_only k local_epochs quorum sites sites_per_round text_only",
-    2**10: "adapter_rank channels threads",
+    2**10: "adapter_rank channels context threads",
     2**8: "heads",
     2**7: "blocks iterations layers text_layers",
     16: "in_channels",
@@ -150,7 +150,7 @@ class Envelope:
             if not named:
                 raise EnvelopeError(
                     public=(
-                        "the experiment {mark} is none that this site accepted; its engineer reads the job and runs "
+                        "experiment {mark} is not on this site's accept list; its engineer reads the job and runs "
                         "`fedvlp site accept`"
                     ),
                     mark=mark,
@@ -223,7 +223,7 @@ class Envelope:
         if (update.state or update.aux) and behind.update < self.least_records:
             raise EnvelopeError(
                 public=(
-                    "the update rests in effect on {update} distinct records; this site sends none of fewer than "
+                    "the effective sample size of the update is {update} records; this site sends none of fewer than "
                     "{least_records}: more local steps, larger batches, a smaller learning rate, or more data"
                 ),
                 update=behind.update,
@@ -240,12 +240,12 @@ class Envelope:
         """Raises EnvelopeError for an update of which records can be told, even at the interval's low end."""
         if not area.low <= self.most_membership:  # nor where it is nan
             raise EnvelopeError(
-                f"records that the update was trained on can be told from others with an area of {area.value:.1f} "
-                f"({area.low:.1f} at least); this site lets none go above {self.most_membership:g}: fewer local steps, "
-                "larger batches, or training.dp_noise",
+                f"the membership-inference AUC of this update is {area.value:.1f} % ({area.low:.1f} % at least); the "
+                f"limit of this site is {self.most_membership:g} %: fewer local steps, larger batches, or "
+                "training.dp_noise",
                 public=(
-                    "records that the update was trained on can be told from others; this site lets none go above"
-                    " an area of {most_membership:g}: fewer local steps, larger batches, or training.dp_noise"
+                    "the membership-inference AUC of this update is above this site's limit of {most_membership:g} %: "
+                    "fewer local steps, larger batches, or training.dp_noise"
                 ),
                 most_membership=self.most_membership,
             )

@@ -24,8 +24,8 @@ STARTUP = {SITE: "fed_client.json", SERVER: "fed_server.json"}
 DOCS = ("docs/own-data.md", "docs/security.md")
 """Pages for both roles that are not in ``provisioning/`` but beside it."""
 GUIDES = {
-    SITE: ("README.md", "PRIVACY.md", "RUNBOOK.md", "CLUSTERS.md", *DOCS),
-    SERVER: ("LEAD.md", "README.md", "PRIVACY.md", "RUNBOOK.md", "CLUSTERS.md", *DOCS),
+    SITE: ("README.md", "PRIVACY.md", "ENCRYPTION.md", "RUNBOOK.md", "CLUSTERS.md", "DATA_CARD.md", *DOCS),
+    SERVER: ("LEAD.md", "README.md", "PRIVACY.md", "ENCRYPTION.md", "RUNBOOK.md", "CLUSTERS.md", "DATA_CARD.md", *DOCS),
 }
 CONTAINERS = {
     SITE: ("Dockerfile", "Dockerfile.dockerignore", "site.yml", "gpu.yml"),

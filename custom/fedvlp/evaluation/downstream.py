@@ -149,7 +149,7 @@ def text_feature(model: Any, texts: Sequence[str], aligned: bool = False) -> Ten
     return feature
 
 
-class Schedule(Protocol):
+class HeadSchedule(Protocol):
     """The settings of a protocol that trains heads."""
 
     @property
@@ -173,7 +173,7 @@ class Schedule(Protocol):
         """Training stops after so many epochs without a lower validation loss."""
 
 
-def refuse_schedule(settings: Schedule, resamples: int, who: str) -> None:
+def refuse_schedule(settings: HeadSchedule, resamples: int, who: str) -> None:
     """Raises ValueError for settings by which no head is trained, or ``resamples`` that make no interval."""
     for name in ("batch_size", "epochs", "patience"):
         if getattr(settings, name) < 1:
@@ -193,7 +193,7 @@ def refuse_repeated(names: Sequence[str], who: str) -> None:
 
 def train_head(
     head: nn.Module,
-    settings: Schedule,
+    settings: HeadSchedule,
     count: int,
     loss: Callable[[Tensor], Tensor],
     held_out: Callable[[], float],

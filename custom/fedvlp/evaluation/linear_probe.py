@@ -243,7 +243,7 @@ def _exact(task: Task, settings: LinearProbe, train: Sample, steps: int | None) 
 
 
 @dataclass(frozen=True)
-class Result:
+class ProbeResult:
     """The heads of one subset size on the test records; figures are means over the seeds, of which ``*_std`` tell."""
 
     subset: str  # e.g. "1 %" or "5-shot"
@@ -288,7 +288,7 @@ class Probed:
     rows: Records
     patients: tuple[str, ...]  # of the test records
     probabilities: dict[str, Tensor]  # subset -> [seeds, N, L] on the test records
-    results: list[Result] = field(default_factory=list)
+    results: list[ProbeResult] = field(default_factory=list)
     sites: list[AtSite] = field(default_factory=list)
     subgroups: list[OfSubgroup] = field(default_factory=list)
 
@@ -378,13 +378,13 @@ def _calibration(task: Task, probabilities: Tensor, truth: Tensor) -> float:
     return fmean(errors)
 
 
-def _judged(probed: Probed, subset: str, count: int, majority: float, resamples: int) -> Result:
+def _judged(probed: Probed, subset: str, count: int, majority: float, resamples: int) -> ProbeResult:
     """The figures of one subset size. A resample of the patients is the same for all seeds."""
     task, truth, by_seed = probed.task, probed.truth, probed.probabilities[subset]
     whole = torch.ones(1, len(truth), dtype=torch.float64)
     accuracies = [accuracy_of(task, one, truth) for one in by_seed]
     areas = [macro(figures) for one in by_seed if (figures := areas_of(one, truth))]
-    return Result(
+    return ProbeResult(
         subset,
         count,
         bootstrap(macro(accuracies), probed.patients, resamples),

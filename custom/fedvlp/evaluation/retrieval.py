@@ -358,7 +358,7 @@ KS = (1, 5, 10)
 
 
 @dataclass(frozen=True)
-class Row:
+class RecallRow:
     """Recall@k of one set of candidates, percent, mean of both directions."""
 
     scope: str  # "all" candidates, those "within sources" (each query's own), or "within NAME" for the queries of one
@@ -381,7 +381,7 @@ def recall_rows(
     patients: Sequence[Hashable],
     ks: Sequence[int] = KS,
     resamples: int = 1000,
-) -> list[Row]:
+) -> list[RecallRow]:
     """The rows of pairs image [N, d] and text [N, d], unit vectors; ``sources`` and ``patients`` [N] of each.
 
     Raises ValueError as ``ranks`` does.
@@ -404,11 +404,11 @@ def recall_rows(
             whose = [patient for patient, one in zip(patients, asked.tolist(), strict=True) if one]
             recall = bootstrap(mean_of(hits[asked]), whose, resamples)
             chance, oracle = by_chance(k, candidates[asked]), by_chance(k, count[asked])
-            rows.append(Row(scope, k, int(asked.sum()), recall, chance, oracle))
+            rows.append(RecallRow(scope, k, int(asked.sum()), recall, chance, oracle))
     return rows
 
 
-def source_retrieval(model: Any, cohort: Cohort, resamples: int = 1000) -> tuple[str, list[Row]]:
+def source_retrieval(model: Any, cohort: Cohort, resamples: int = 1000) -> tuple[str, list[RecallRow]]:
     """The split that was measured (test, or val where that has no pairs) and the rows of ``model``, a DualEncoder.
 
     A record's source is its site. Raises ValueError where neither split has 2 pairs.
@@ -429,7 +429,7 @@ def source_retrieval(model: Any, cohort: Cohort, resamples: int = 1000) -> tuple
     raise ValueError("retrieval: neither test nor val holds 2 images with reports; choose data that have both")
 
 
-def write_retrieval(split: str, rows: Sequence[Row], path: Path) -> list[Path]:
+def write_retrieval(split: str, rows: Sequence[RecallRow], path: Path) -> list[Path]:
     """Writes ``<path>.csv``."""
     header = ["split", "scope", "k", "queries", "recall", "recall_low", "recall_high", "chance", "source_oracle"]
     lines = [[split, r.scope, r.k, r.queries, *vars(r.recall).values(), r.chance, r.oracle] for r in rows]
@@ -448,7 +448,7 @@ def embed(model: nn.Module, batches: Iterator[Batch]) -> tuple[Tensor, Tensor]:
 
 
 def embed_images(model: nn.Module, batches: Iterator[Batch]) -> Iterator[Tensor]:
-    """Unit vectors [B, d] of the images of each batch, or of what frozen towers made of them (``cache_features``)."""
+    """L2-normalised image embeddings [B, d] of each batch, from cached features where ``cache_features`` is set."""
     for batch in batches:
         yield model({name: batch[name] for name in ("image", IMAGE_TOKENS) if name in batch}).image
 

@@ -242,7 +242,7 @@ def fit(settings: Segmentation, model: Any, train: Films, val: Films, seed: int,
 
 
 @dataclass(frozen=True)
-class Result:
+class DiceResult:
     """The decoders of one subset size on the test films; figures in percent, means over the seeds."""
 
     subset: str
@@ -260,7 +260,7 @@ class Segmented:
 
     rows: Records
     patients: tuple[str, ...]  # of the test records
-    results: list[Result]
+    results: list[DiceResult]
 
 
 def segmentation(settings: Segmentation, model: Any, cohort: Cohort, steps: int | None = None) -> Segmented:
@@ -288,7 +288,7 @@ def segmentation(settings: Segmentation, model: Any, cohort: Cohort, steps: int 
             counts.append(len(chosen))
         every, positives = (macro([mean_of(one, weight) for one in scores]) for weight in (None, positive))
         results.append(
-            Result(
+            DiceResult(
                 str(subset),
                 round(fmean(counts)),
                 bootstrap(every, patients, settings.resamples),

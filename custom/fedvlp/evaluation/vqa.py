@@ -237,7 +237,7 @@ class Scale:
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class QuestionSample:
     """The questions of a split with the features of their images and wordings, of the encoders as they came."""
 
     rows: np.ndarray  # [n], of the cohort: the images that are asked about
@@ -265,7 +265,7 @@ class Encoders(nn.Module):
         self.cohort, self.wordings, self.aligned = cohort, wordings, aligned
         self.of_images, self.of_texts = scales
 
-    def forward(self, sample: Sample, rows: Tensor) -> Tensor:
+    def forward(self, sample: QuestionSample, rows: Tensor) -> Tensor:
         """[image; question], [b, W + V], as ``Sample.inputs``; an image asked about twice is encoded once."""
         images, image = sample.targets.image[rows].unique(return_inverse=True)
         texts, text = sample.targets.text[rows].unique(return_inverse=True)
@@ -286,7 +286,7 @@ class Answerer(nn.Module):
         self.head, self.encoders = head, encoders
         self.at_once = AT_ONCE if encoders is None else batch_size
 
-    def forward(self, sample: Sample, rows: Tensor) -> Tensor:
+    def forward(self, sample: QuestionSample, rows: Tensor) -> Tensor:
         """A score [b, A] of every answer to the questions at positions ``rows`` [b]."""
         inputs = sample.inputs(rows) if self.encoders is None else self.encoders(sample, rows)
         scores: Tensor = self.head(inputs.to(next(self.head.parameters()).device))
@@ -295,8 +295,8 @@ class Answerer(nn.Module):
 
 def fit(
     settings: VQA,
-    train: Sample,
-    val: Sample,
+    train: QuestionSample,
+    val: QuestionSample,
     answers: int,
     seed: int,
     steps: int | None = None,
@@ -315,7 +315,7 @@ def fit(
     )
     answerer = Answerer(layers.to(device), encoders, settings.batch_size)
 
-    def summed(sample: Sample, rows: Tensor) -> Tensor:
+    def summed(sample: QuestionSample, rows: Tensor) -> Tensor:
         scores = answerer(sample, rows)
         wanted = sample.targets.scores(rows, answers).to(scores.device)
         return F.binary_cross_entropy_with_logits(scores, wanted, reduction="sum")
@@ -343,7 +343,7 @@ def fit(
 
 
 @torch.no_grad()
-def predict(answerer: Answerer, sample: Sample) -> Tensor:
+def predict(answerer: Answerer, sample: QuestionSample) -> Tensor:
     """The answer [Q] that is most probable for each question."""
     answerer.eval()
     batches = sample.batches(answerer.at_once)
@@ -351,7 +351,7 @@ def predict(answerer: Answerer, sample: Sample) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Result:
+class AnswerResult:
     """The head's answers to the test questions of one kind; figures in percent, means over the seeds."""
 
     kind: str  # or ``EVERY``
@@ -366,7 +366,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class AtSite:
+class AnswersAtSite:
     """The same heads on the test questions of one site."""
 
     site: str
@@ -384,8 +384,8 @@ class Answered:
     answers: int  # of the vocabulary
     train_questions: int
     val_questions: int
-    results: list[Result]
-    sites: list[AtSite]
+    results: list[AnswerResult]
+    sites: list[AnswersAtSite]
 
 
 def vqa(settings: VQA, model: Any, cohort: Cohort, steps: int | None = None) -> Answered:
@@ -417,7 +417,7 @@ def vqa(settings: VQA, model: Any, cohort: Cohort, steps: int | None = None) -> 
     kinds = sorted(set(test.targets.kinds))
     results = [judge.result(EVERY, torch.ones(len(test.targets), dtype=torch.bool))]
     results += [judge.result(kind, _where(test.targets.kinds, kind)) for kind in kinds if len(kinds) > 1]
-    sites: list[AtSite] = []
+    sites: list[AnswersAtSite] = []
     if cohort.sites is not None:
         of_rows = [cohort.sites[row] for row in rows.test]
         asked_at = [of_rows[position] for position in test.targets.image.tolist()]
@@ -437,7 +437,7 @@ def _samples(
     rows: Records,
     vocabulary: Vocabulary,
     questions: tuple[Sequence[Sequence[Question]], ...],
-) -> tuple[list[Sample], tuple[Scale, Scale]]:
+) -> tuple[list[QuestionSample], tuple[Scale, Scale]]:
     """The samples of the training, validation and test split, and the scales of their images and of their texts."""
     chosen = (rows.train, rows.val, rows.test)
     images = [features(model, cohort, of_split, settings.aligned) for of_split in chosen]
@@ -445,7 +445,7 @@ def _samples(
     targets = [vocabulary.targets(of_split) for of_split in questions]
     scales = Scale.of(images[0]), Scale.of(texts[targets[0].text.unique()])
     samples = [
-        Sample(of_split, scales[0](of_images), scales[1](texts), asked)
+        QuestionSample(of_split, scales[0](of_images), scales[1](texts), asked)
         for of_split, of_images, asked in zip(chosen, images, targets, strict=True)
     ]
     return samples, scales
@@ -498,11 +498,11 @@ class _Judge:
         whole = torch.ones(1, len(self.patients), dtype=torch.float64)
         return [float(figure(whole)) for figure in self._figures(predicted, chosen)]
 
-    def result(self, kind: str, chosen: Tensor) -> Result:
+    def result(self, kind: str, chosen: Tensor) -> AnswerResult:
         """The figures over the questions ``chosen`` [Q] bool."""
         accuracies, officials = zip(*(self._figures(one, chosen) for one in self.by_seed), strict=True)
         majority = torch.zeros_like(self.test.common)  # answer 0 is the most frequent one
-        return Result(
+        return AnswerResult(
             kind,
             int(chosen.sum()),
             int(self._known(chosen).sum()),
@@ -512,10 +512,10 @@ class _Judge:
             *self._values(self.by_question, chosen),
         )
 
-    def at_site(self, site: str, chosen: Tensor) -> AtSite:
+    def at_site(self, site: str, chosen: Tensor) -> AnswersAtSite:
         """The figures over the questions ``chosen`` [Q] bool of a site, means over the seeds."""
         accuracies, officials = zip(*(self._values(one, chosen) for one in self.by_seed), strict=True)
-        return AtSite(site, int(chosen.sum()), fmean(accuracies), fmean(officials))
+        return AnswersAtSite(site, int(chosen.sum()), fmean(accuracies), fmean(officials))
 
 
 def write_vqa(answered: Answered, path: Path) -> list[Path]:

@@ -19,13 +19,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedvlp.core.client import Client
+from fedvlp.core.client import Client, embedded_texts
 from fedvlp.core.seeds import seed as seed_of
 from fedvlp.core.types import State
 from fedvlp.evaluation.classification import auc, refuse_nan
 from fedvlp.evaluation.downstream import refuse_repeated
 from fedvlp.evaluation.output import new_figure, write_csv, write_png
 from fedvlp.evaluation.retrieval import embed_images
+from fedvlp.methods.prompt_learning import ClassText
+from fedvlp.models.selector import Selector
 
 # Sentences that name a class, for zero-shot classification: severity x kind x location, by class (spec 10.4).
 #
@@ -132,7 +134,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Choices:
+class SelectorChoices:
     """Which models were chosen for the images of one site."""
 
     site: str
@@ -147,8 +149,12 @@ def class_texts(client: Client, sentences: Texts, new_words: bool = False) -> tu
     Without a selector e_f is e_r, and there are no words. Raises ValueError for such classes without ``new_words``.
     """
     selector: Any = client.extra
+    if isinstance(selector, ClassText):  # it has learned what the classes are called
+        learned = selector.directions(client.model, list(sentences))
+        directions = {name: one[None] for name, one in zip(sentences, learned, strict=True)}
+        return directions, directions, torch.empty(0)
     reports = {name: embedded_texts(client, texts) for name, texts in sentences.items()}
-    if not hasattr(selector, "fused"):
+    if not isinstance(selector, Selector):
         return reports, reports, torch.empty(0)
     if not new_words:
         _refuse_new(selector, sentences)
@@ -157,12 +163,6 @@ def class_texts(client: Client, sentences: Texts, new_words: bool = False) -> tu
         name: selector.fused(report, words, _only(selector, name, report, reports)) for name, report in reports.items()
     }
     return reports, fused, words
-
-
-def embedded_texts(client: Client, texts: Sequence[str]) -> Tensor:
-    """Unit vectors [N, d] of N texts by the loaded model."""
-    ids, mask = client.model.tokenizer(texts)
-    return client.model(client.here({"text": ids, "text_mask": mask})).text
 
 
 def _words(selector: Any, classes: Iterable[str]) -> tuple[str, ...]:
@@ -234,7 +234,7 @@ def zero_shot(
     data: Mapping[str, Any],
     label_names: Sequence[str],
     load: Load | None = None,
-) -> tuple[list[Result], list[Choices]]:
+) -> tuple[list[Result], list[SelectorChoices]]:
     """Measures every model of ``states`` on the test split of every site's ``data`` (site -> SiteData).
 
     ``states`` has the model "global" and may have the sites' own, in the order of the selector's sites. With both a
@@ -265,7 +265,7 @@ def zero_shot(
             image = test_images(client, records, protocol.batch_size)
             by_seed = [class_scores(image, fused, protocol.ensemble) for _, fused, _ in texts]
             scores[site][name] = torch.stack(by_seed).cpu()
-            if name == GLOBAL and own and hasattr(selector, "fused"):
+            if name == GLOBAL and own and isinstance(selector, Selector):
                 probabilities = torch.stack(
                     [site_probabilities(selector, image, reports, words)[:, : len(own)] for reports, _, words in texts]
                 )
@@ -280,7 +280,7 @@ def zero_shot(
     for site, records in data.items():
         labels = test_labels(records, protocol.batch_size)[:, columns]
         results += [_judge(protocol, name, site, by_seed, labels) for name, by_seed in scores[site].items()]
-    return results, [Choices(site, _shares(choice, names)) for site, choice in chosen.items()]
+    return results, [SelectorChoices(site, _shares(choice, names)) for site, choice in chosen.items()]
 
 
 def _say_near_chance(named: Mapping[str, float]) -> None:
@@ -308,8 +308,9 @@ def pick(scores: Tensor, choice: Tensor) -> Tensor:
 
 
 def test_images(client: Client, records: Any, batch_size: int) -> Tensor:
-    """Unit vectors [N, d] of the test images."""
-    return torch.cat([*embed_images(client.model, records.batches(TEST, batch_size, drop_last=False))])
+    """Unit vectors [N, d] of the test images, as what stands beside the model changes them."""
+    vectors = torch.cat([*embed_images(client.model, records.batches(TEST, batch_size, drop_last=False))])
+    return client.extra.images(vectors) if isinstance(client.extra, ClassText) else vectors
 
 
 def test_labels(records: Any, batch_size: int) -> Tensor:
@@ -354,7 +355,7 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else float("nan")
 
 
-def write_results(results: Sequence[Result], choices: Sequence[Choices], path: Path, title: str) -> list[Path]:
+def write_results(results: Sequence[Result], choices: Sequence[SelectorChoices], path: Path, title: str) -> list[Path]:
     """Writes ``<path>.csv``, the heat map of accuracy ``<path>.png`` and, with a selector, ``<path>-choices.csv``."""
     header: list[Any] = ["model", "site", "records", "single", "accuracy", "accuracy_std", "macro_auc", "macro_auc_std"]
     rows = [

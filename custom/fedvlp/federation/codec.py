@@ -89,7 +89,7 @@ def quantise(value: Tensor, base: Tensor, missed: Tensor | None = None) -> tuple
     """Codes and scales of ``value - base`` [R, ...], each row scaled to its largest absolute value.
 
     ``missed`` is what earlier codes left out: it is added first, and is then what these leave out (error feedback,
-    Seide et al., 2014), exactly: the value less what :func:`dequantise` returns. Without it, ``base`` becomes what
+    Seide et al., 2014), exactly: the value minus what :func:`dequantise` returns. Without it, ``base`` becomes what
     :func:`dequantise` returns, so that the next difference makes up for it.
     """
     codes = torch.empty(value.shape, dtype=torch.int8)

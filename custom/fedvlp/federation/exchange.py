@@ -15,14 +15,14 @@ from fedvlp.core.aggregation import in_site_order
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update, header
 from fedvlp.federation.frames import Frame, Shared, frame, receive, send
 from fedvlp.federation.site import failure
-from fedvlp.federation.wire import Answers
+from fedvlp.federation.wire import Answering
 from fedvlp.training.config import take_gpu
 from fedvlp.training.loop import Aborted
 
-MakeSite = Callable[[str], Answers]
+MakeSite = Callable[[str], Answering]
 
 
-def answer(site: Answers, message: Broadcast) -> Reply:
+def answer(site: Answering, message: Broadcast) -> Reply:
     """The site's update, or why there is none (an abort goes through)."""
     try:
         return site.handle(message)
@@ -37,7 +37,7 @@ class SequentialExchange:
 
     def __init__(self, make_site: MakeSite) -> None:
         self._make = make_site
-        self._sites: dict[str, Answers] = {}
+        self._sites: dict[str, Answering] = {}
 
     def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         for name, message in messages.items():
@@ -176,7 +176,7 @@ def _serve(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:
         other.close()
-    sites: dict[str, Answers] = {}
+    sites: dict[str, Answering] = {}
     with contextlib.suppress(EOFError, OSError):  # the other end is gone, in the middle of a message if it was killed
         while True:
             name = connection.recv_bytes().decode()

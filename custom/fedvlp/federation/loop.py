@@ -150,7 +150,7 @@ class Federation:
 
         Raises QuorumLostError. The server is then as it was before the phase that failed.
         """
-        # 1. The run begins, or goes on after its newest checkpoint.
+        # 1. The run begins, or resumes from its newest checkpoint.
         server, first = self.server, next_phase
         if self.snapshots:
             self.snapshots.tidy()  # of what a phase left that was stopped

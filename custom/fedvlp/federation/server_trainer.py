@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedvlp.core import metric_names, norm_statistics
 from fedvlp.core.client import Client
+from fedvlp.core.device import threads
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed, set_global
 from fedvlp.core.types import Broadcast, State, with_prefix, without_prefix
@@ -46,15 +47,9 @@ class ServerTrainer:
         """Training raises Aborted at the next step after ``asked()`` is True."""
         self.should_stop = asked
 
-    @contextmanager
-    def threads(self) -> Iterator[None]:
-        """A fixed number of threads, as another number gives other last bits; then those of before."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.training.threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+    def threads(self) -> AbstractContextManager[None]:
+        """The threads of the settings alone, as another number gives other last bits."""
+        return threads(self.training.threads)
 
     @contextmanager
     def session(self, state: Mapping[str, Tensor], *purpose: object) -> Iterator[Client]:

@@ -127,7 +127,7 @@ class Site:
         with torch.random.fork_rng(devices=[]):
             set_global(seed(client.seed, client.name, *task))
 
-            # 2. What this site remembers from before this very task: a task that comes twice begins alike.
+            # 2. What this site remembers from before this very task: a repeated task starts from the same state.
             remembered = client.here(self.memory.before(task))
             private = self._fewest(remembered.pop(FEWEST, None), message)
             client.memory, own = norm_statistics.split(remembered)
@@ -153,7 +153,7 @@ class Site:
             finally:
                 client.release()
 
-            # 5. What stays here is told from what travels, and is on disk before the update leaves.
+            # 5. What stays here is separated from what travels, and is on disk before the update leaves.
             own |= self._staying(message, state)
             state = {name: tensor for name, tensor in state.items() if name not in client.site_only}
             self._remember(task, message.phase, client.memory | own | private, moments)
@@ -225,7 +225,7 @@ class Site:
         return {_model_of(name)[1]: tensor for name, tensor in before.items() if self._is_of(phase, name)}
 
     def _is_of(self, phase: str, key: str) -> bool:
-        """Whether a phase goes on with the kept tensor of this name: those of each model are its own."""
+        """Whether a phase continues from the kept tensor of this name: each model has its own."""
         model, name = _model_of(key)
         return model == self.method.moments(name.rpartition("/")[0], phase)
 

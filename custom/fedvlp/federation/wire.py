@@ -39,7 +39,7 @@ class Exchange(Protocol):
     def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]: ...
 
 
-class Answers(Protocol):
+class Answering(Protocol):
     """A site (federation/site.py)."""
 
     def handle(self, message: Broadcast, should_stop: Callable[[], bool] = ...) -> Update: ...
@@ -244,7 +244,7 @@ def _refuse_other_copy(memory: State, on: int) -> None:
 class EncodedSite:
     """A site behind its end of the wire: answers encoded broadcasts with encoded updates."""
 
-    def __init__(self, site: Answers, end: SiteEnd) -> None:
+    def __init__(self, site: Answering, end: SiteEnd) -> None:
         self.site = site
         self.end = end
 

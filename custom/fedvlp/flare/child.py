@@ -61,7 +61,7 @@ def answer(task: child_protocol.Task) -> tuple[Update, Behind | None]:
 
 
 def _follow() -> None:
-    """The same work as rank 0's, unsaid. An error here ends all ranks, which costs the task."""
+    """Run the same task on ranks above 0 and discard the result. An error here ends all ranks, which costs the task."""
     try:
         while task := child_protocol.to_ranks(None):
             answer(task)

@@ -26,7 +26,7 @@ from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.method import Method
 from fedvlp.core.tensor_file import PARK_BYTES
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, total_size
-from fedvlp.core.validate import require
+from fedvlp.core.validate import is_number, require
 from fedvlp.deploy.site_config import accepts_phi_risk, at_server, is_server, with_own_towers
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.federation.site import reason
@@ -79,11 +79,9 @@ class FederatedController(Controller):
             type(task_timeout) is int and task_timeout > 0,
             f"task_timeout is {task_timeout!r}; it takes whole seconds, at least 1, e.g. 7200",
         )
+        require(is_number(grace) and 0 <= grace < math.inf, f"grace is {grace!r}; it takes seconds, 0 or more, e.g. 60")
         require(
-            _is_number(grace) and 0 <= grace < math.inf, f"grace is {grace!r}; it takes seconds, 0 or more, e.g. 60"
-        )
-        require(
-            _is_number(task_check_period) and 0 < task_check_period < math.inf,
+            is_number(task_check_period) and 0 < task_check_period < math.inf,
             f"task_check_period is {task_check_period!r}; it takes seconds above 0, e.g. 0.05",
         )
         refuse_split_workspace()
@@ -278,10 +276,13 @@ class FederatedController(Controller):
 
         Sites that are asked again in a phase whose quorum holds have as much time as that took, and the grace.
         """
+        # 1. A task for every site; its callbacks put the reply into a queue.
         arrived: queue.Queue[tuple[str, Reply]] = queue.Queue()
         tasks = {site: self._task(site, message, arrived) for site, message in messages.items()}
         for site, task in tasks.items():
             self.send(task, self._fl_ctx, targets=[site])
+
+        # 2. The replies as they come, until all are here or the grace after the quorum is over.
         waiting = set(tasks)
         assert self._federation is not None
         began = time.monotonic()
@@ -308,6 +309,7 @@ class FederatedController(Controller):
                     self._quorum_took = came - began
                     deadline = came + self.grace
         finally:
+            # 3. The tasks of sites that are late end, also when the run does.
             for site in waiting:
                 self.cancel_task(tasks[site], fl_ctx=self._fl_ctx)
         for site in sorted(waiting):
@@ -360,7 +362,3 @@ def deployed(meta: Mapping[str, Any]) -> set[str]:
     """The sites that a job names; none where it is for all."""
     named = (meta.get(JobMetaKey.DEPLOY_MAP.value) or {}).values()
     return {name for names in named for name in names if isinstance(name, str)} - {SERVER_SITE_NAME, ALL_SITES}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

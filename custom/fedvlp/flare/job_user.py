@@ -152,8 +152,14 @@ class _Jobs(socketserver.ThreadingUnixStreamServer):
         if why:
             raise JobRequestError(why)
         command = [sys.executable, "-m", MODULE, "-m", str(self.kit), "-w", str(self.kit / "startup"), "-n", job]
-        return [*command, "-s", "fed_client.json", *(word for pair in options.items() for word in pair),
-                "--set", *settings]  # fmt: skip
+        return [
+            *command,
+            "-s",
+            "fed_client.json",
+            *(word for pair in options.items() for word in pair),
+            "--set",
+            *settings,
+        ]
 
 
 def _plain(word: Any) -> bool:
@@ -179,7 +185,7 @@ class _Request(socketserver.StreamRequestHandler):
             return
         process = subprocess.Popen(
             command, env={**os.environ, **given}, stdin=subprocess.DEVNULL, start_new_session=True
-        )  # fmt: skip
+        )
         threading.Thread(target=self._end_when_left, args=(process,), daemon=True).start()
         code = process.wait()
         with suppress(OSError):

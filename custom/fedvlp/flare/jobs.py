@@ -71,7 +71,7 @@ def job_files(
     ``child``: each task trains in a process of its own, as real sites want it, or in so many ``processes`` together;
     ``timeouts``: other than FLARE's own; ``task_timeout``: seconds that a task may take where they do not say, 0: as
     the controller has it.
-    ``encrypted``: for sites that encrypt what they send (provisioning/PRIVACY.md). Raises ValueError for a method whose
+    ``encrypted``: for sites that encrypt (provisioning/ENCRYPTION.md). Raises ValueError for a method whose
     updates cannot be averaged as ciphertexts.
     ``gpus``, ``gpu_memory``: what each site reserves, the latter in GiB a GPU.
     A job names its sites: with ``@ALL`` the simulator would run two, and a hospital that joins later would be in.

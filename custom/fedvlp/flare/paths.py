@@ -136,8 +136,10 @@ def note_records(own: Path, fingerprint: str) -> None:
         log.warning(
             "the records, or what decodes them, have changed since this site began run %s (fingerprint %s then, %s "
             "now): from here on it trains on the new ones. If nobody meant that, put the files back",
-            "/".join(own.parts[-4:-2]), before[:12], fingerprint[:12],
-        )  # fmt: skip
+            "/".join(own.parts[-4:-2]),
+            before[:12],
+            fingerprint[:12],
+        )
     if before != fingerprint:
         save_text(own / RECORDS, fingerprint)
 

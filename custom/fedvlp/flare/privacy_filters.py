@@ -183,17 +183,21 @@ class ClipAndNoise(UpdateFilter):
         return spent
 
 
-class ExcludeVariables(UpdateFilter):
+class FilterOfNames(UpdateFilter):
+    """A filter of the tensors named in ``names`` (exactly, or with ``*``, ``?``, ``[ab]``)."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        require(bool(names) and not isinstance(names, str), f"{type(self).__name__}: names is a list of tensor names")
+        self.names = list(names)
+
+
+class ExcludeVariables(FilterOfNames):
     """Refuses an update that holds a tensor named in ``names`` (exactly, or with ``*``, ``?``, ``[ab]``).
 
     It is not dropped silently: the server refuses an update without it, so what stays at home is for the job to say
     (its method's ``shares``). A name that matches nothing of the model is refused too.
     """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__()
-        require(bool(names) and not isinstance(names, str), "ExcludeVariables: names is a list of tensor names")
-        self.names = list(names)
 
     def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
         if update.state or update.aux:
@@ -201,18 +205,13 @@ class ExcludeVariables(UpdateFilter):
         return update
 
 
-class SendAsReceived(UpdateFilter):
+class SendAsReceived(FilterOfNames):
     """Sends the tensors named in ``names`` (exactly, or with ``*``, ``?``, ``[ab]``) as they came.
 
     For tensors of which a few rows tell which records were seen, word embeddings above all: only the rows of words that
     occurred have a gradient. To the server the site has frozen them. A name that matches nothing is refused, and so is
     an update with another tensor of theirs (SCAFFOLD's ``change/<name>``, a mean gradient), which tells the same.
     """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__()
-        require(bool(names) and not isinstance(names, str), "SendAsReceived: names is a list of tensor names")
-        self.names = list(names)
 
     def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
         if not update.state:
@@ -236,7 +235,7 @@ class SendAsReceived(UpdateFilter):
         return replace(update, state=state)
 
 
-class AuditOutgoing(UpdateFilter):
+class AuditOutgoing(FilterOfNames):
     """Attacks the update that is about to leave, as its receiver could, and refuses one that tells more than ``most``.
 
     Of the two-dimensional tensors named in ``names`` (exactly, or with ``*``, ``?``, ``[ab]``), word embeddings above
@@ -247,9 +246,7 @@ class AuditOutgoing(UpdateFilter):
     """
 
     def __init__(self, names: Sequence[str], most: int = 0) -> None:
-        super().__init__()
-        require(bool(names) and not isinstance(names, str), "AuditOutgoing: names is a list of tensor names")
-        self.names = list(names)
+        super().__init__(names)
         self.most = most
 
     def filtered(self, update: Update, fl_ctx: FLContext) -> Update:

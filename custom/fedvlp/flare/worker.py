@@ -164,7 +164,7 @@ class Worker:
 
 
 def _kill(slot: Path) -> None:
-    """Ends a worker, waits until it is gone, and takes its socket away."""
+    """Kill the worker, wait for it to exit, remove its socket."""
     with contextlib.suppress(OSError, ValueError):
         number, started = (slot / PROCESS).read_text(encoding="utf-8").split()
         while started_at(int(number)) == started:

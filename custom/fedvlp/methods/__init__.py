@@ -3,6 +3,8 @@
 from fedvlp.core.method import Method
 from fedvlp.methods.car_mfl import CARMFL
 from fedvlp.methods.centralized import Centralized
+from fedvlp.methods.clip_adapter import AdapterConfig as AdapterConfig
+from fedvlp.methods.clip_adapter import CLIPAdapter
 from fedvlp.methods.creamfl import CreamFL
 from fedvlp.methods.fedavg import FedAvg
 from fedvlp.methods.fedcca import FedCCA
@@ -24,6 +26,8 @@ from fedvlp.methods.fedx import FedX
 from fedvlp.methods.local import Local
 from fedvlp.methods.mfedavg import MFedAvg
 from fedvlp.methods.pms_fm import PMSFM
+from fedvlp.methods.prompt_learning import ContextConfig as ContextConfig
+from fedvlp.methods.prompt_learning import PromptLearning
 from fedvlp.methods.scaffold import SCAFFOLD
 
 METHODS: dict[str, type[Method]] = {
@@ -51,4 +55,6 @@ METHODS: dict[str, type[Method]] = {
     "fedldawa": FedLDAWA,
     "fedmoon": FedMOON,
     "fedcca": FedCCA,
+    "prompt-learning": PromptLearning,
+    "clip-adapter": CLIPAdapter,
 }

@@ -34,7 +34,7 @@ class CARMFL(MFedAvg):
 
     In the mean of a tower, a site whose inputs to it are imputed counts alpha n_k; the classifier keeps n_k. The server
     trains on the public set as one more client. ``renorm="linear", alpha=1`` weighs as FedAvg with n_k does.
-    Differs: a site is sent the public features of its own modality alone, and a public image is lent as evaluation
+    Differs: a site is sent the public features of its own modality alone, and a public image is imputed as evaluation
     sees it, not augmented.
     """
 
@@ -101,8 +101,8 @@ class CARMFL(MFedAvg):
         if not missing or client.public is None:
             return batch
         rows = client.memory[PARTNERS][-1][batch["row"]]
-        lent = next(client.public.batches("train", len(rows), drop_last=False, rows=rows))
-        return {**batch, **{key: tensor for key, tensor in lent.items() if key.partition("_")[0] in missing}}
+        imputed = next(client.public.batches("train", len(rows), drop_last=False, rows=rows))
+        return {**batch, **{key: tensor for key, tensor in imputed.items() if key.partition("_")[0] in missing}}
 
 
 class SoftmaxMeans(TowerMeans):

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from fedvlp.core.client import Client
 from fedvlp.core.device import to_device
-from fedvlp.core.schedule import one_pass
+from fedvlp.core.optimizers import one_pass
 from fedvlp.core.seeds import seed
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, Batch, Broadcast, State, Update, VLOutput

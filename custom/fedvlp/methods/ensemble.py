@@ -18,7 +18,7 @@ from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client, Data
 from fedvlp.core.gate import objection_to_rows
 from fedvlp.core.method import Method
-from fedvlp.core.schedule import cosine, one_pass
+from fedvlp.core.optimizers import cosine, one_pass
 from fedvlp.core.seeds import seed
 from fedvlp.core.server_state import Server, Trainer
 from fedvlp.core.types import EVALUATE, Batch, Broadcast, Expected, State, Update, VLOutput
@@ -36,10 +36,10 @@ class PublicEnsemble(Method):
     """One phase a round. ``released``: the server trains on P, represents P, sites train and represent P, the server
     combines what it received and distils it. ``paper``: the server trains on P after the sites have answered.
 
-    ``kd_weight=0`` without a public pass leaves the server training on P alone. A modality that nobody supplied is
+    ``kd_weight=0`` without a public pass leaves the server training on P alone. A modality that no site supplied is
     not distilled. A site's model, and its last representations, stay in its memory; its first weights are its own
-    (``client.initial``), so before round 0 no two sites represent anything alike. The server distils the very inputs
-    that the sites represented, without augmentation.
+    (``client.initial``), so before round 0 no two sites have similar representations. The server distils the very
+    inputs that the sites represented, without augmentation.
     """
 
     uses_public: ClassVar[bool] = True

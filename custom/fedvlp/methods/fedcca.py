@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client, NoLossError
+from fedvlp.core.device import threads
 from fedvlp.core.method import Method
 from fedvlp.core.optimizers import NONE
 from fedvlp.core.server_state import Server
@@ -189,7 +190,7 @@ def heads(method: FedCCA, mean: State, state: State) -> State:
     (image_weight, image_bias), (text_weight, text_bias) = (head_of(name, state) for name in ("image", "text"))
     dim, width = state[image_weight].shape
     own = width + 1 if dim > width + 1 else 0  # coordinates of the tower's own space
-    with one_thread():  # another number of threads has other last bits
+    with threads(1):  # another number of threads has other last bits
         root_x, root_t = inverse_root(s_xx, method.image_ridge), inverse_root(s_tt, method.text_ridge)
         u, rho, v = torch.linalg.svd(root_x @ s_xt @ root_t, full_matrices=False)  # step 3
         d = min(dim - own, len(rho))
@@ -203,8 +204,11 @@ def heads(method: FedCCA, mean: State, state: State) -> State:
         # Vectors get unit length. Beside so long a coordinate that hardly depends on the image, and changes no feature.
         offset[-1] = 3 * method.tower
     solved = {
-        image_weight: image, image_bias: offset - image @ m_x, text_weight: text, text_bias: -text @ m_t,
-    }  # fmt: skip
+        image_weight: image,
+        image_bias: offset - image @ m_x,
+        text_weight: text,
+        text_bias: -text @ m_t,
+    }
     return {name: tensor.to(state[name].dtype) for name, tensor in solved.items()}
 
 
@@ -219,14 +223,3 @@ def inverse_root(covariance: Tensor, ridge: float) -> Tensor:
 def root_mean_square(covariance: Tensor) -> float:
     """Root mean square length of centred vectors with this covariance; 1 where all of them are 0."""
     return float(covariance.trace().clamp(min=0).sqrt()) or 1.0
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Computes with one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -33,11 +33,11 @@ class FedFed(Method):
 
         recon |x - q(x)|^2 (mean) + kl KL + residual L(x_s + noise, report) + plain L(x, report)
 
-    so that the small x_s keeps what tells of the report. ``train`` then minimises L(x) + L(x_s + noise) with q frozen.
-    With ``share``, ``give`` first sends the server ``shared`` pairs (x_s + noise, text embedding) of every site, and
-    ``train`` adds L of pairs from everybody's pool, which each site keeps in its memory. That shows other sites parts
-    of images of patients: noise is no guarantee, hence off by default; the preset, which is the paper's method, has it
-    on and prints what it costs (``discloses``).
+    so that the small x_s keeps what is informative about the report. ``train`` then minimises L(x) + L(x_s + noise)
+    with q frozen. With ``share``, ``give`` first sends the server ``shared`` pairs (x_s + noise, text embedding) of
+    every site, and ``train`` adds L of pairs from the pool of all sites, which each keeps in its memory. That shows
+    other sites parts of images of patients: noise is no guarantee, hence off by default; the preset, which is the
+    paper's method, has it on and prints what it costs (``discloses``).
     q is ``Experiment.extra``, a VAE (``DistillerConfig``); without one FedFed is FedAvg.
     Differs: the paper trains stage B afresh, on two noise levels; here the distilled model is kept, with one.
     """
@@ -68,7 +68,7 @@ class FedFed(Method):
         return (*distil, *(("give",) if self.share else ()), "train") if round == 0 else ("train",)
 
     def discloses(self) -> str:
-        """The epsilon of the noise, for two films as unlike as grey levels allow: the Gaussian mechanism.
+        """The epsilon of the noise, for two images as different as grey levels allow: the Gaussian mechanism.
 
         With sensitivity s, deviation sigma and mu = s / sigma, delta < Phi(mu / 2 - epsilon / mu) (Balle and Wang,
         2018, https://arxiv.org/abs/1805.06530, Theorem 8, without its negative term), so that
@@ -78,13 +78,13 @@ class FedFed(Method):
         if not self.share:
             return ""
         said = (
-            f"every other site is shown {self.shared} pairs of each site: what the distiller leaves of a film, with "
+            f"every other site is shown {self.shared} pairs of each site: what the distiller leaves of an image, with "
             f"noise of standard deviation {self.noise:g}, and the embedding of its report without noise"
         )
         if self.noise:
             mu = GREY_RANGE * 2 * self.image_size / self.noise  # two residuals: each pixel apart by 2 ranges at most
             epsilon = mu * mu / 2 + mu * NormalDist().inv_cdf(1 - DELTA)
-            said += f". The noise gives a film an epsilon of {epsilon:.3g} at delta {DELTA:g}, which protects nothing"
+            said += f". The noise gives an image an epsilon of {epsilon:.3g} at delta {DELTA:g}, which protects nothing"
         return f"{said}; --set method.share=false keeps the pairs at the site"
 
     def steps(self, phase: str) -> int:
@@ -114,7 +114,7 @@ class FedFed(Method):
             return None
         most, largest = 2 * GREY_RANGE + 6 * self.noise, float(update.state["image"].abs().max())
         if not largest <= most:
-            return f"image: a grey level of what is left of a film is {largest:.3g}, expected at most {most:.3g}"
+            return f"image: a grey level of the distilled image is {largest:.3g}, expected at most {most:.3g}"
         return objection_to_rows("text", update.state["text"])
 
     def aggregator(self, server: Server, phase: str) -> Aggregator:

@@ -60,7 +60,7 @@ class FedIoT(Method):
 
 
 class ModalityMeans:
-    """A mean for the tensors that the same kinds of sites train, over those sites; what nobody trained stays."""
+    """A mean for the tensors that the same kinds of sites train, over those sites; others stay as they are."""
 
     def __init__(self, method: FedIoT, server: Server) -> None:
         self._method = method

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
-from fedvlp.core.schedule import one_pass
+from fedvlp.core.optimizers import one_pass
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast, State, Update, is_statistic
 from fedvlp.core.validate import require
@@ -23,7 +23,7 @@ LENGTH = "length"
 
 @dataclass(frozen=True)
 class FedNova(Method):
-    """For sites that pass over their own records, and so take unlike numbers of steps; in the paper's symbols.
+    """For sites that pass over their own records, and so take different numbers of steps; in the paper's symbols.
 
     x: the model; y_i: that of site i after tau_i steps; p_i = n_i / n; |a_i|: the length of its path in steps, which is
     tau_i under plain SGD:

@@ -16,10 +16,10 @@ class FedU(LocalTarget):
 
     1. The site takes the received w and, if d_k < ``threshold``, the received p; else its own p_k. xi_k is its own.
     2. It trains w and p, xi_k following; d_k is the mean of |w_after - w_before| over weight matrices.
-    3. Server: w, p <- the sites' means. Which p a site goes on from is the site's affair.
+    3. Server: w, p <- the sites' means. Which p a site continues from is decided at the site.
 
     Under an objective without predictor and target network it is FedAvg, bit for bit.
-    Differs: the text tower is averaged with w, since a report's matching film is on the other side of the loss.
+    Differs: the text tower is averaged with w, since a report's matching image is on the other side of the loss.
     """
 
     threshold: float = 0.4  # of the divergence, >= 0; 0: always the site's own predictor, inf: always the global one

@@ -17,7 +17,7 @@ from fedvlp.core.validate import require
 
 @dataclass(frozen=True)
 class FedX(Method):
-    """A film's views x, x'; z = the projector's vectors, p = the predictor's of z, z* = the global model's vectors:
+    """An image's views x, x'; z = the projector's vectors, p = the predictor's of z, z* = the global model's vectors:
 
         L_ITC + NT-Xent(z, z')                                              the objective (``NTXentConfig``)
         + contrast_weight NT-Xent(p, z*')                                   global contrast

@@ -30,7 +30,7 @@ class MFedAvg(Method):
     """FedAvg for sites with images, reports or both; the model puts zeros where an absent modality's feature would be.
 
     A tower is averaged, by samples, over the sites that have its modality; what both share (the classifier) over all.
-    Where nobody has a modality, its tower stays as it is. With every site paired and no public set this is FedAvg.
+    Where no site has a modality, its tower stays as it is. With every site paired and no public set this is FedAvg.
     Differs: a fixed number of local steps at every site, not three epochs; gradient clipping and half precision are
     settings of ``training``.
     """

@@ -5,7 +5,7 @@ The part that FedSM and PMS-FM share beside SoftPull: the training of one select
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.core.aggregation import Aggregator
-from fedvlp.core.client import EXTRA, Client
+from fedvlp.core.client import EXTRA, Client, embedded_texts
 from fedvlp.core.optimizers import Adam
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import GRADIENT, Batch, Broadcast, Expected, State, Update
@@ -56,7 +56,7 @@ class Selection(SoftPull):
         fusion = {name: t for name, t in server.state.items() if name.startswith(FUSION)}
         return (
             fusion | own if own else own
-        )  # a run that began when fusions were not personal goes on from the global one
+        )  # a run that began when fusions were not personal continues from the global one
 
     def broadcast(self, server: Server, site: str) -> Broadcast:
         message = super().broadcast(server, site)
@@ -99,7 +99,7 @@ class Selection(SoftPull):
 
     def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
         selector: Any = client.extra
-        if message.phase != "personal" or not hasattr(selector, "text"):
+        if message.phase != "personal" or selector is None or not selector.config.fuses_text:
             return super().losses(client, batch, message)
         output = client.model(batch)
         return {**client.objective(output, batch), "fusion": self.fusion_loss(client, message, output.text, batch)}
@@ -108,9 +108,10 @@ class Selection(SoftPull):
         """L_emb of the site's own fusion, of its own words as the phase begins; no encoder gets a gradient of it."""
         selector: Any = client.extra
         frozen, labels = client.frozen(message.state), batch.get("labels")
-        words = texts(client, frozen, selector.words)
+        words = embedded_texts(client, selector.words, frozen)
         if selector.sentences:
-            report, labels = texts(client, frozen, selector.sentences), selector.template_labels.to(words.device)
+            report = embedded_texts(client, selector.sentences, frozen)
+            labels = selector.template_labels.to(words.device)
         if report is None:
             return words.new_zeros(())
         return selector.embedding_loss(report, words, selector.present(labels))
@@ -123,8 +124,8 @@ class Selection(SoftPull):
     def gradient(self, client: Client, selector: Any, message: Broadcast) -> State:
         """Mean over all training records of the gradient of the selector's loss, at the received weights."""
         frozen, site = client.frozen(message.state), int(message.scalars["site"])
-        words = texts(client, frozen, selector.words)  # [C, d]
-        templates = texts(client, frozen, selector.sentences) if selector.sentences else None  # [T, d]
+        words = embedded_texts(client, selector.words, frozen)  # [C, d]
+        templates = embedded_texts(client, selector.sentences, frozen) if selector.sentences else None  # [T, d]
         parameters = dict(selector.requires_grad_(True).named_parameters())
         total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
         for batch in client.data.batches("train", BATCH, drop_last=False):
@@ -137,13 +138,6 @@ class Selection(SoftPull):
             for mean, gradient in zip(total.values(), gradients, strict=True):
                 mean.add_(gradient, alpha=len(batch["row"]) / client.data.num_train)
         return {GRADIENT + EXTRA + name: gradient for name, gradient in total.items()}
-
-
-def texts(client: Client, model: nn.Module, sentences: Sequence[str]) -> Tensor:
-    """Unit vectors [N, d] of N sentences."""
-    ids, mask = client.model.tokenizer(sentences)
-    embedded: Tensor = model(client.here({"text": ids, "text_mask": mask})).text
-    return embedded
 
 
 class SelectorStep:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedvlp.core.client import digest, frozen_tensors
+from fedvlp.core.client import Trainee, digest, frozen_tensors
 from fedvlp.core.seeds import seed as named_seed
 from fedvlp.core.seeds import seeded
 from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, VLOutput, group, is_statistic
@@ -216,7 +216,7 @@ class Encoded:
     junction: Junction | None = None
 
 
-class DualEncoder(Usable, nn.Module):
+class DualEncoder(Usable, Trainee, nn.Module):
     """Image and text towers with alignment blocks and projection heads; ``forward(batch) = project(encode(batch))``.
 
     The image block is pre-norm (as in ViT), the text block post-norm (as in BERT). Both start from random weights and

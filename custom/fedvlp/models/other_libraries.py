@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedvlp.core.json_file import read_json
 from fedvlp.core.site_error import SiteError
+from fedvlp.core.types import without_prefix
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
 from fedvlp.models.image import TransformersImage, timm_tower, vision_tower
 from fedvlp.models.text import TransformersTower, bare_model, load_tokenizer
@@ -183,11 +184,6 @@ def _fill(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
         for name, tensor in mine.items():
             if name in tensors:
                 tensor.copy_(tensors[name])
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin with ``prefix``, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
@@ -499,8 +495,8 @@ def _open_clip_own(
     normalise = Normalised(*(_each(film[key], 3) for key in ("mean", "std")))
     image = vision_tower({"name": settings.model_type, "config": described, **normalise.said}, size)
     text = TransformersTower(bare_model(text_settings), tokenizer)
-    shown = _under(tensors, "visual.")
-    written = _under(tensors, "text.") or tensors
+    shown = without_prefix(tensors, "visual.")
+    written = without_prefix(tensors, "text.") or tensors
     _fill(image.model, _as_transformers(shown), what)
     _fill(text.model, _as_transformers(written), what)
     if "proj" not in shown or "text_projection" not in written:
@@ -540,7 +536,7 @@ def _open_clip_image(
             f"--start {folder.name!r}: its image tower has a class token and takes the mean of its patches"
         )
     what = f"--start {folder.name!r}"
-    _fill(tower.model, _under(tensors, "visual.trunk."), what)
+    _fill(tower.model, without_prefix(tensors, "visual.trunk."), what)
     return tower, _linear(*_of(tensors, "visual.head.proj", what))
 
 
@@ -565,7 +561,7 @@ def _open_clip_text(
             f"--start {folder.name!r}: its text tower ends with {pooler!r} and projection {projection!r}; read are "
             "cls_last_hidden_state_pooler with linear or mlp, and mean_pooler with linear"
         )
-    what, inside = f"--start {folder.name!r}", _under(tensors, "text.transformer.")
+    what, inside = f"--start {folder.name!r}", without_prefix(tensors, "text.transformer.")
     settings = _text_settings(folder, inside)
     if projection == "mlp":
         settings.inner_projection = len(_of(tensors, "text.proj.0", what)[0])

@@ -98,6 +98,14 @@ class TransformersTower(TextTower):
             tokens = torch.cat([out.pooler_output[:, None], tokens[:, 1:]], dim=1)
         return tokens if self.inner is None else F.gelu(self.inner(tokens))
 
+    def words_layer(self) -> Any:
+        """The layer that gives each id its vector; None for a model without one, as those that read characters."""
+        model: Any = self.model
+        try:
+            return model.get_input_embeddings()
+        except NotImplementedError:
+            return None
+
     def _visible(self, mask: Tensor) -> Tensor:
         """The mask [B, T] as the model takes it.
 

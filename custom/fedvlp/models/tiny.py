@@ -149,6 +149,10 @@ class TextTower(Tower):
 
     tokenizer: Tokenizer
 
+    def words_layer(self) -> Any:
+        """The layer that gives each id its vector; None for a tower that has none."""
+        return getattr(self, "words", None)
+
 
 def heads_for(width: int, size: int = 64) -> int:
     """Number of attention heads for a width: about ``size`` dimensions each (12 at 768), a divisor of the width."""

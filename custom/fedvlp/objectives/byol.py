@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
+from fedvlp.core.client import Trainee
 from fedvlp.core.seeds import seeded
 from fedvlp.core.types import Batch
 from fedvlp.objectives.views import OnTwoViews, TwoViews, mlp
@@ -87,7 +88,7 @@ class BYOL(OnTwoViews):
 
     def __init__(self, config: BYOLConfig, model: Any) -> None:
         super().__init__(config, model.image_encoder.width)
-        if getattr(model, "frozen_prefixes", ()):
+        if Trainee.of(model).frozen_prefixes:
             raise ValueError(
                 "BYOL: its target network follows a tower's own weights, which adapters leave as they are; leave "
                 "model.adapters out, or choose another objective"

@@ -26,6 +26,7 @@ from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.federation.server_trainer import ServerTrainer
 from fedvlp.federation.site import Evaluate, Site
 from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.methods.prompt_learning import ClassTextConfig
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import load_initial, made
 from fedvlp.models.multimodal import MultimodalConfig
@@ -78,7 +79,7 @@ class Assembly:
             chosen &= ~np.isin(np.asarray(cohort.sites), split.left_out_sites)
             cohort = cohort.with_sites(np.where(chosen, PUBLIC, np.asarray(cohort.sites)).tolist())
         cohort = drop_modalities(cohort, split.image_only, split.text_only, split.left_out_sites)
-        refuse_other_labels(self.experiment.model, cohort)
+        refuse_other_labels(self.experiment, cohort)
         return retrieve_reports(cohort, self.experiment.rounds.seed) if split.retrieve else cohort
 
     def _deal(self, cohort: Cohort) -> list[str]:
@@ -358,13 +359,18 @@ def refuse_no_folder(name: str) -> None:
         raise ValueError("a site's name is also a folder's: it may hold letters, digits, '.', '_' and '-' only")
 
 
-def refuse_other_labels(model: ModelConfig, cohort: Cohort) -> None:
-    """Raises ValueError unless a classifier's labels are the data's, in the same order."""
-    if isinstance(model, MultimodalConfig) and model.labels != cohort.label_names:
-        raise ValueError(
-            f"model.labels are {', '.join(model.labels)}; the data's are {', '.join(cohort.label_names) or 'none'}. "
-            "Give both the same names in one order"
-        )
+def refuse_other_labels(experiment: Experiment, cohort: Cohort) -> None:
+    """Raises ValueError unless the labels of a classifier, or the classes of prompts, are the data's in their order."""
+    model, extra = experiment.model, experiment.extra
+    said = {"model.labels": model.labels} if isinstance(model, MultimodalConfig) else {}
+    if isinstance(extra, ClassTextConfig):
+        said["extra.classes"] = extra.classes
+    for setting, names in said.items():
+        if names != cohort.label_names:
+            raise ValueError(
+                f"{setting} are {', '.join(names)}; the data's are {', '.join(cohort.label_names) or 'none'}. "
+                "Give both the same names in one order"
+            )
 
 
 def public_id(cohort: Cohort) -> int:

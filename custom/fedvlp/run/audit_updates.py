@@ -254,7 +254,7 @@ class Updates:
 
 
 def _with_films(assembly: Assembly) -> Assembly:
-    """The same with batches of films and words, where they are what frozen towers make of these."""
+    """The same assembly with batches of images and tokens, where its batches hold cached features."""
     experiment = assembly.experiment
     if not experiment.training.cache_features:
         return assembly

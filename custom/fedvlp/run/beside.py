@@ -35,7 +35,7 @@ from fedvlp.run.compare import BATCH, INITIAL, FinishedRun
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.model_card import RESULTS_END, with_block
 from fedvlp.run.recalls import GAIN, TOGETHER, TRAINED, Recall, is_built_in
-from fedvlp.run.simulate import PARTITION
+from fedvlp.run.simulate import PARTITION, noted_partition
 from fedvlp.training.config import DeviceError
 
 log = logging.getLogger(__name__)
@@ -120,13 +120,7 @@ def _is_measured_unasked(folder: RunFolder) -> bool:
         return False
     if is_built_in(experiment):
         return int(getattr(experiment.data, "size", 0)) <= recalls.UNASKED
-    return 0 < len(_partition(folder).get("ids", ())) <= OWN
-
-
-def _partition(folder: RunFolder) -> dict[str, Any]:
-    """Which record went to which site; empty where the run was not simulated here."""
-    file = folder.path / PARTITION
-    return dict(read_json(file)) if file.exists() else {}
+    return 0 < len(noted_partition(folder).get("ids", ())) <= OWN
 
 
 def measure_tower(folder: RunFolder, run: FinishedRun) -> Path | None:
@@ -246,7 +240,7 @@ def _beside_tower(folder: RunFolder) -> Iterator[Beside]:
 
 def _siblings(folder: RunFolder) -> Iterator[tuple[str, list[Recall]]]:
     """The recalls of the newest runs beside this one, on the same records, of sites alone and of pooled records."""
-    partition = _partition(folder).get("sha256")
+    partition = noted_partition(folder).get("sha256")
     for name, kind in ((ALONE, Local), (POOLED, Centralized)):
         for path in sorted(folder.path.resolve().parents[1].glob(f"*/*/{PARTITION}"), reverse=True):
             other = RunFolder(path.parent)

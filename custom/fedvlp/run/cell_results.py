@@ -117,8 +117,14 @@ LEFT_OUT = "..."
 """In place of a path."""
 
 SETTINGS, COHORT, CODE, PROCESSOR, GPU, TORCH, SECONDS = (
-    "settings", "cohort", "code", "processor", "gpu", "torch", "seconds",
-)  # fmt: skip
+    "settings",
+    "cohort",
+    "code",
+    "processor",
+    "gpu",
+    "torch",
+    "seconds",
+)
 HEAD = ("seed", "method", "round", SETTINGS, COHORT, CODE, PROCESSOR, GPU, TORCH, SECONDS)
 """Columns before the figures. A line of a round has the first three alone."""
 
@@ -133,7 +139,7 @@ Measure = Callable[[RunFolder], Figures]
 """Measures a finished run."""
 
 
-class Records:
+class KnownRecords:
     """The fingerprints of the records on which cells train; cells with the same records have them read once."""
 
     def __init__(self) -> None:
@@ -202,7 +208,7 @@ class CellResults:
         )
 
     def load(
-        self, cell: tuple[str, int], experiment: Experiment, measure: Measure, records: Records | None = None
+        self, cell: tuple[str, int], experiment: Experiment, measure: Measure, records: KnownRecords | None = None
     ) -> tuple[Figures, Origin] | None:
         """The figures of a cell (method, seed) and where they are from, if there are some of this very experiment.
 
@@ -377,7 +383,7 @@ def on_device(experiment: Experiment, device: str) -> Experiment:
 def portable(experiment: Experiment) -> Experiment:
     """The same without the paths of this machine: a folder of data may be moved, and is nobody's business elsewhere.
 
-    Which records there are is told by their fingerprint (``Records``). Of a folder that models start from its own name
+    The records' fingerprint says which they are (``KnownRecords``). Of a folder that models start from its own name
     stays; the checksum says which weights it holds.
     """
 

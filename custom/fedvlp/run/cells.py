@@ -1,4 +1,4 @@
-"""Runs the cells of a table, one run folder each; what was finished is read, what was stopped goes on.
+"""Run the cells of a table, a run folder each: reuse finished runs, resume interrupted ones.
 
 The figures of a finished cell are also in a table (run/cell_results.py), which outlasts its run.
 """
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from fedvlp.core.validate import require
 from fedvlp.data.deid import Accepted
 from fedvlp.run import plugins
-from fedvlp.run.cell_results import CellResults, Figures, Measure, Origin, Records, Table, is_drawn
+from fedvlp.run.cell_results import CellResults, Figures, KnownRecords, Measure, Origin, Table, is_drawn
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import noted_cohort, simulate
@@ -72,7 +72,7 @@ def measured(
     figures: dict[tuple[str, int], Figures] = {}
     origins: dict[tuple[str, int], Origin] = {}
     wanted: Cells = {}
-    records, results = Records(), CellResults(files, of.name)
+    records, results = KnownRecords(), CellResults(files, of.name)
     require(jobs >= 0, f"--jobs is {jobs}; give how many runs at a time, or 0 to run nothing")
 
     def noted(cell: tuple[str, int], one: Measured) -> None:
@@ -200,7 +200,7 @@ def measure(path: Path, figures: Measure) -> Measured:
     return path, measured, time.perf_counter() - began
 
 
-def finished(root: Path, experiment: Experiment, records: Records | None = None) -> RunFolder | None:
+def finished(root: Path, experiment: Experiment, records: KnownRecords | None = None) -> RunFolder | None:
     """The finished run of this very configuration, with the same plugins, if there is one.
 
     ``records``: as in ``CellResults.load``. A run that noted no fingerprint of its records counts, as it may go on.

@@ -95,7 +95,7 @@ class Experiment:
         if self.training.cache_features:
             require(
                 not self.method.reads_films,
-                f"training.cache_features: {type(self.method).__name__} reads the films themselves at every step; set "
+                f"training.cache_features: {type(self.method).__name__} reads the images themselves at every step; set "
                 "cache_features to false",
             )
             if not self.method.fixes_encoders:

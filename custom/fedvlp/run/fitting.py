@@ -9,6 +9,7 @@ from typing import Any
 
 from fedvlp.core.types import MODALITIES
 from fedvlp.data.cohort import PUBLIC
+from fedvlp.data.screening import DataSource
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import SHIPPED, parse
 from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
@@ -19,7 +20,7 @@ from fedvlp.run.site_sources import SiteSources
 def fitted(experiment: Experiment) -> Experiment:
     """The experiment for its data set: towers take colour where that is in colour, and see ``of_modalities``."""
     sources = sources_of(experiment.data)
-    if any(getattr(source, "colour", False) for source in sources.values()):
+    if any(DataSource.of(source).in_colour for source in sources.values()):
         models = tuple((site, _in_colour(model)) for site, model in experiment.site_models)
         experiment = replace(experiment, model=_in_colour(experiment.model), site_models=models)
     if isinstance(experiment.objective, CreamFLTaskConfig) and "" not in sources:
@@ -31,7 +32,7 @@ def sources_of(data: Any) -> dict[str, Any]:
     """Site -> its data set, where the data set has one for each ("public" is one of them); else "" -> ``data``."""
     if isinstance(data, SiteSources):
         return dict(data.sites)
-    return dict(data.by_site()) if hasattr(data, "by_site") else {"": data}
+    return DataSource.of(data).by_site() or {"": data}
 
 
 def _in_colour(model: ModelConfig) -> ModelConfig:
@@ -49,9 +50,9 @@ def of_modalities(experiment: Experiment, sources: Mapping[str, Any]) -> Experim
     share = 0.0 if PUBLIC in sources else experiment.partition.public
     split = replace(experiment.partition, sites=len(sites), image_only=0, text_only=0, public=share)
     models = _models_by_modality(experiment)
-    given = tuple((name, models[_modalities(source)]) for name, source in sites.items()) if models else ()
+    given = tuple((name, models[DataSource.of(source).modalities]) for name, source in sites.items()) if models else ()
     experiment = replace(experiment, partition=split, site_models=given)
-    classes = {name for source in sites.values() if hasattr(source, "classes") for name in source.classes()}
+    classes = {name for source in sites.values() for name in DataSource.of(source).classes()}
     if not classes:
         return experiment
     objective: Any = experiment.objective
@@ -74,10 +75,6 @@ def for_sites(experiment: Experiment, sites: Sequence[str]) -> Experiment:
     if hasattr(extra, "sites") and sites:
         extra = replace(extra, sites=len(sites))
     return replace(experiment, site_models=given, extra=extra)
-
-
-def _modalities(source: Any) -> tuple[str, ...]:
-    return getattr(source, "modalities", MODALITIES)
 
 
 def _models_by_modality(experiment: Experiment) -> dict[tuple[str, ...], ModelConfig]:

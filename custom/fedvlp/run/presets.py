@@ -20,7 +20,10 @@ from fedvlp.methods import (
     CARMFL,
     PMSFM,
     SCAFFOLD,
+    AdapterConfig,
     Centralized,
+    CLIPAdapter,
+    ContextConfig,
     CreamFL,
     FedAvg,
     FedCCA,
@@ -41,6 +44,7 @@ from fedvlp.methods import (
     FedX,
     Local,
     MFedAvg,
+    PromptLearning,
 )
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.multimodal import MultimodalConfig
@@ -59,16 +63,29 @@ from fedvlp.training.config import Training
 
 TINY = ModelConfig(head_hidden=256, head_norm="layer")  # unlike scanners have no batch statistics in common (spec Z3)
 PAPER = ModelConfig(
-    image_tower="vit_base_patch16_224", text_tower="bert-base-cased", text_layers=6, max_tokens=112,
-    image_size=224, head_hidden=2048, pretrained=True,
-)  # fmt: skip
+    image_tower="vit_base_patch16_224",
+    text_tower="bert-base-cased",
+    text_layers=6,
+    max_tokens=112,
+    image_size=224,
+    head_hidden=2048,
+    pretrained=True,
+)
 
 
 REAL = ModelConfig(
-    image_tower="lite0", text_tower="minilm", max_tokens=112, image_size=224, head_hidden=256, head_norm="layer",
-    alignment=False, text_pooling="mean", pretrained=True, adapter_rank=0,
+    image_tower="lite0",
+    text_tower="minilm",
+    max_tokens=112,
+    image_size=224,
+    head_hidden=256,
+    head_norm="layer",
+    alignment=False,
+    text_pooling="mean",
+    pretrained=True,
+    adapter_rank=0,
     adapters="lora@f1a865086cb40f48d18bc3cee106e6ac1ded4ef89fcd5c7ffd2031d5df88060a",
-)  # fmt: skip
+)
 """Published towers (`fedvlp towers fetch`), frozen, that any machine can have; their checksum is known beforehand.
 
 The projection heads alone are trained, seconds a round: an alignment block as wide as Lite0 (1,280) takes minutes."""
@@ -81,12 +98,15 @@ POOL = SyntheticCohort(size=4000, image_size=72, beta=1000.0, seed=1000)
 """Public records for pre-training: other people, scanners and wording than in any cohort with a seed below 1000."""
 
 TINY_POOL = Experiment(
-    "tiny-pool", Centralized(local_steps=100), replace(TINY, head_norm="layer"), data=POOL,
+    "tiny-pool",
+    Centralized(local_steps=100),
+    TINY,
+    data=POOL,
     training=Training(
         batch_size=64, lr=1e-3, weight_decay=0.05, warmup_steps=20, optimizer_state="keep", checkpoint_steps=50
     ),
     rounds=Rounds(rounds=8),
-)  # fmt: skip
+)
 """Makes the encoders of this name that ship with fedvlp (`make towers`); rounds only say how it is going."""
 
 
@@ -139,6 +159,13 @@ def _self_supervised(name: str, method: Method, objective: Objective) -> Experim
     return replace(_demo(name, method), objective=objective)
 
 
+def _beside_pair(name: str, method: Method, extra: Extra) -> Experiment:
+    """The demo of a module beside a frozen pair; a pair that has learned is what `--start` gives it."""
+    demo = _demo(name, FedAvg())
+    training = replace(demo.training, lr=5e-3, weight_decay=0.0)
+    return replace(demo, method=method, extra=extra, training=training)
+
+
 def _heterogeneous(name: str, method: Method, extra: Extra) -> Experiment:
     """PMS-FM's setting at demo size: four different sites, one with poor films, one with retrieved reports only."""
     data = SyntheticCohort(sites=4, image_size=72, beta=0.5, hard_site="site-2")
@@ -149,7 +176,7 @@ def _heterogeneous(name: str, method: Method, extra: Extra) -> Experiment:
     return replace(demo, data=data, partition=partition, objective=MedCLIPConfig(), extra=extra, rounds=rounds)
 
 
-SELECTOR_LR = 1e-3  # in hundred steps, one a round, 1e-5 moves nothing (docs/methods.md, 7.4)
+SELECTOR_LR = 1e-3  # in hundred steps, one a round, 1e-5 moves nothing (spec 7.4)
 TEMPLATES = tuple(prompts(name, 3, seed=100) for name in FINDINGS)  # zero-shot draws others, with seeds 0 to 4
 SELECTOR = SelectorConfig(sites=4, classes=FINDINGS, templates=TEMPLATES)
 IMAGE_SELECTOR = SelectorConfig(sites=4, embeddings=("image",))  # FedSM's
@@ -157,37 +184,54 @@ IMAGE_SELECTOR = SelectorConfig(sites=4, embeddings=("image",))  # FedSM's
 PMS_FM_PAPER = replace(  # spec 7.4, with MedCLIP's towers; a site's own local/fedvlp.json names its data set
     _heterogeneous("pms-fm-paper", PMSFM(selector_lr=SELECTOR_LR), SELECTOR),
     model=ModelConfig(
-        image_tower="swin_tiny_patch4_window7_224", text_tower="emilyalsentzer/Bio_ClinicalBERT", embedding_dim=512,
-        max_tokens=77, image_size=224, head_hidden=None, alignment=False, text_pooling="mean", pretrained=True,
+        image_tower="swin_tiny_patch4_window7_224",
+        text_tower="emilyalsentzer/Bio_ClinicalBERT",
+        embedding_dim=512,
+        max_tokens=77,
+        image_size=224,
+        head_hidden=None,
+        alignment=False,
+        text_pooling="mean",
+        pretrained=True,
     ),
     data=SyntheticCohort(sites=4, image_size=224, beta=0.5),  # padded and scaled, as the paper's are: no crop
-    training=Training(
-        batch_size=48, lr=2e-5, weight_decay=1e-4, local_epochs=1, cosine_rounds=100, threads=8, **AUTO
-    ),
+    training=Training(batch_size=48, lr=2e-5, weight_decay=1e-4, local_epochs=1, cosine_rounds=100, threads=8, **AUTO),
     rounds=Rounds(rounds=100),
-)  # fmt: skip
+)
 
 
 def _classifier(name: str, method: Method) -> Experiment:
     """CAR-MFL's 8:0:2 (image-only, text-only, paired sites) at half its size; a finding left out is absent."""
     training = Training(batch_size=32, lr=5e-4, weight_decay=0.0, warmup_steps=10)
     return Experiment(
-        name, method, MultimodalConfig(labels=FINDINGS), BCEConfig(blank="zeros"), SyntheticCohort(image_size=72),
-        Partition(image_only=4, public=0.15), training, Rounds(rounds=6),
-    )  # fmt: skip
+        name,
+        method,
+        MultimodalConfig(labels=FINDINGS),
+        BCEConfig(blank="zeros"),
+        SyntheticCohort(image_size=72),
+        Partition(image_only=4, public=0.15),
+        training,
+        Rounds(rounds=6),
+    )
 
 
 CAR_MFL_PAPER = Experiment(  # spec 8.4
-    "car-mfl-paper", CARMFL(k=10, alpha=0.3, renorm="softmax"),
+    "car-mfl-paper",
+    CARMFL(k=10, alpha=0.3, renorm="softmax"),
     MultimodalConfig(
-        image_tower="resnet50", text_tower="bert-base-uncased", max_tokens=128, image_size=224, pretrained=True,
+        image_tower="resnet50",
+        text_tower="bert-base-uncased",
+        max_tokens=128,
+        image_size=224,
+        pretrained=True,
         labels=FINDINGS,
     ),
-    BCEConfig(uncertain="zeros", blank="zeros"), SyntheticCohort(sites=10, size=8000, image_size=256),
+    BCEConfig(uncertain="zeros", blank="zeros"),
+    SyntheticCohort(sites=10, size=8000, image_size=256),
     Partition(image_only=8, public=0.11, unit="patient"),
     Training(batch_size=48, lr=1e-4, weight_decay=0.0, local_epochs=3, threads=8, **AUTO),
     Rounds(rounds=30),
-)  # fmt: skip
+)
 
 
 PARTY = replace(TINY, image_size=32, max_tokens=32, head_norm="batch", head_hidden=512)  # the server's
@@ -204,18 +248,27 @@ def _ensemble(name: str, method: Method) -> Experiment:
     models = tuple((f"site-{index}", SMALLEST if index == 5 else SMALL) for index in range(1, 6))
     training = Training(batch_size=64, lr=1e-3, weight_decay=0.05, warmup_steps=3)
     return Experiment(
-        name, method, PARTY, CreamFLTaskConfig(classes=len(FINDINGS) + 1, reduction="mean"),
+        name,
+        method,
+        PARTY,
+        CreamFLTaskConfig(classes=len(FINDINGS) + 1, reduction="mean"),
         SyntheticCohort(size=3200, image_size=36, shared_habits=True),
-        Partition(image_only=2, text_only=1, public=0.25), training, Rounds(rounds=12),
+        Partition(image_only=2, text_only=1, public=0.25),
+        training,
+        Rounds(rounds=12),
         site_models=() if isinstance(method, FedIoT) else models,
-    )  # fmt: skip
+    )
 
 
 # Every phase is one pass, over the private records or the public set. kd_weight is on the squared distance itself: 0.3
 # on its mean over d = 128, as released, moves nothing in few steps.
 STEPS: dict[str, Any] = {
-    "local_epochs": 1, "local_steps": 0, "server_rounds": 12, "kd_norm": "squared", "kd_weight": 3.0,
-}  # fmt: skip
+    "local_epochs": 1,
+    "local_steps": 0,
+    "server_rounds": 12,
+    "kd_norm": "squared",
+    "kd_weight": 3.0,
+}
 
 
 def _creamfl(**settings: Any) -> CreamFL:
@@ -229,17 +282,26 @@ def _creamfl_paper() -> Experiment:
     Differs: AdamW for AdamP, one rate at all sites, no PIE attention, no GloVe vectors.
     """
     server = ModelConfig(
-        image_tower="resnet101", text_tower="bert-base-uncased", embedding_dim=512, image_size=224, head_hidden=None,
-        alignment=False, pretrained=True,
-    )  # fmt: skip
+        image_tower="resnet101",
+        text_tower="bert-base-uncased",
+        embedding_dim=512,
+        image_size=224,
+        head_hidden=None,
+        alignment=False,
+        pretrained=True,
+    )
     site = replace(server, image_tower="resnet18", text_tower="gru")
     return Experiment(
-        "creamfl-paper", CreamFL(local_epochs=5, server_rounds=30, sites_per_round=10), server,
-        CreamFLTaskConfig(classes=len(FINDINGS) + 1, dim=512), SyntheticCohort(sites=35, size=14_000, image_size=256),
+        "creamfl-paper",
+        CreamFL(local_epochs=5, server_rounds=30, sites_per_round=10),
+        server,
+        CreamFLTaskConfig(classes=len(FINDINGS) + 1, dim=512),
+        SyntheticCohort(sites=35, size=14_000, image_size=256),
         Partition(image_only=10, text_only=10, public=0.25),
-        Training(batch_size=128, lr=2e-4, weight_decay=0.0, threads=8, **AUTO), Rounds(rounds=30),
+        Training(batch_size=128, lr=2e-4, weight_decay=0.0, threads=8, **AUTO),
+        Rounds(rounds=30),
         site_models=tuple((f"site-{index}", site) for index in range(1, 36)),
-    )  # fmt: skip
+    )
 
 
 REAMFL = {
@@ -266,6 +328,8 @@ PRESETS: dict[str, Experiment] = {
         _demo("fedldawa", FedLDAWA(local_steps=50)),
         _demo("fedmoon", FedMOON(local_steps=50)),
         _closed_form(_demo("fedcca", FedAvg()), FedCCA(local_steps=50)),
+        _beside_pair("prompt-learning", PromptLearning(local_steps=50), ContextConfig(FINDINGS)),
+        _beside_pair("clip-adapter", CLIPAdapter(local_steps=50), AdapterConfig(FINDINGS)),
         _demo("local", Local(local_steps=50)),
         _demo("centralized", Centralized(local_steps=50), batch_size=5 * 32),  # as many records a step as five sites
         _demo("feddra", FedDRA(align_steps=10, local_steps=40, mu=5.0, rho=0.1)),
@@ -324,6 +388,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "fedldawa": "FedLDAWA (Rehman et al., 2023): weighs each tensor by its angle to the received model",
         "fedmoon": "MOON (Li et al., 2021): FedAvg with a contrast between local, received and previous embeddings",
         "fedcca": "FedCCA: linear heads from one round of second moments, then FedAvg",
+        "prompt-learning": "PromptFL (Guo et al., 2023): a learned context before class names, frozen pair (--start)",
+        "clip-adapter": "FedCLIP (Lu et al., 2023): an adapter on image vectors, frozen pair (--start)",
         "feddra": "FedDRA (Shuai et al., 2024): two stages with guidance, robust site weights; the main job",
         "fedrgb": "FedRGB (Shuai & Shen, 2024): a robustly trained aligner guides local training",
     },

@@ -183,7 +183,7 @@ def _has_pairs(data: SiteData, count: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TowerComparison:
     """Towers that were made again, against those that they should be."""
 
     same_bytes: bool
@@ -206,7 +206,7 @@ class Comparison:
         return ""
 
 
-def compare(experiment: Experiment, recorded: str, remade: Path) -> Comparison:
+def compare(experiment: Experiment, recorded: str, remade: Path) -> TowerComparison:
     """Compares the folder ``remade`` with the weights ``recorded`` (of ``ModelConfig.init``) that it should equal."""
     torch.set_num_threads(experiment.training.threads)
     before, now = made(recorded), made(str(remade))
@@ -215,7 +215,7 @@ def compare(experiment: Experiment, recorded: str, remade: Path) -> Comparison:
     features = [_features(assembly, init) for init in (recorded, str(remade))]
     recall = float(before["held_out"]["r1"]), now["held_out"].get("r1")
     share, queries = recall[0] / 100, before["held_out"]["queries"]
-    return Comparison(
+    return TowerComparison(
         same_bytes=digests[0] == digests[1],
         same_machine=before["machine"] == now["machine"],
         recall=recall,

@@ -45,19 +45,20 @@ def refuse_other_data(assembly: Assembly, folder: RunFolder) -> None:
     if noted_cohort(folder) in (None, cohort.fingerprint):
         return
     raise OtherDataError(
-        f"the data have changed since this run began: {len(_noted(folder)['ids'])} records then, {len(cohort)} now, "
-        "and their fingerprints differ. Put the files, and what decodes them, back as they were, or begin a new run"
+        f"the data have changed since this run began: {len(noted_partition(folder)['ids'])} records then, "
+        f"{len(cohort)} now, and their fingerprints differ. Put the files, and what decodes them, back as they were, "
+        "or begin a new run"
     )
 
 
 def noted_cohort(folder: RunFolder) -> str | None:
     """The fingerprint of the records that a run began with; None where it noted none."""
-    fingerprint: str | None = _noted(folder).get("settings", {}).get("cohort")
+    fingerprint: str | None = noted_partition(folder).get("settings", {}).get("cohort")
     return fingerprint
 
 
-def _noted(folder: RunFolder) -> dict[str, Any]:
-    """What ``_note_partition`` wrote; empty where it did not."""
+def noted_partition(folder: RunFolder) -> dict[str, Any]:
+    """Which record went to which site, as ``_note_partition`` wrote it; empty where the run was not simulated here."""
     file = folder.path / PARTITION
     return dict(read_json(file)) if file.exists() else {}
 
@@ -94,15 +95,16 @@ def simulate(
 ) -> list[Record]:
     """Runs ``experiment`` here, resuming where ``folder`` stopped; ``workers`` > 1 trains sites side by side.
 
-    ``say`` is told how many rows of the data set are used, and ``caution``, before anything is trained, what to know of
-    this run (run/cautions.py). ``watch`` may show how
-    far it is while it trains. ``mlflow``: URI of a tracking server that gets the curves as well. Same bytes
-    for any number of workers. Returns the history; the model is in ``folder.model``. Raises PHIError, DeviceError,
-    OtherDataError for a run that began with other records, and FolderInUseError when another process writes ``folder``.
+    ``report`` gets the record of every complete phase, ``say`` how many rows of the data set are used, and ``caution``,
+    before anything is trained, what to know of this run (run/cautions.py). ``watch`` may show the progress. ``mlflow``:
+    URI of a tracking server that gets the curves as well. Same bytes for any number of workers. Returns the history;
+    the model is in ``folder.model``. Raises PHIError, DeviceError, OtherDataError for a run that began with other
+    records, and FolderInUseError when another process writes ``folder``.
     """
     import torch
 
     with only_writer(folder.path):
+        # 1. The records, searched for identifiers, and what to know of them before anything is trained.
         experiment.training.torch_device()  # a device that is not here, said once and not by every site
         assembly = Assembly(experiment, folder.path, accept_phi_risk)
         assembly.gate()
@@ -112,12 +114,16 @@ def simulate(
         refuse_other_data(assembly, folder)
         _note_partition(assembly, folder)
         _tell_cautions(assembly, folder, caution)
+
+        # 2. The sites, then the server as the last complete phase left it.
         curves = _curves(folder, mlflow)
         torch.set_num_threads(1)  # a process that has run several threads must not be forked
         assembly.modules()  # before the fork, so that workers need not build them
         progress = Progress(experiment.method, sites)
         exchange = _exchange(assembly, folder, progress, workers)
         server, next_phase = assembly.open(folder, sites)
+
+        # 3. What is noted of every complete phase.
         progress.total = phases_left(experiment.method, experiment.rounds, server.round, next_phase)
         status = RunStatus(folder.status_file)
         status.begin(experiment.method, experiment.rounds, server, next_phase)
@@ -130,6 +136,7 @@ def simulate(
                 curve(record)
             report(record)
 
+        # 4. The rounds, then the trained model.
         with status.until_the_end():
             with ExitStack() as opened:
                 for used in (exchange, *curves):

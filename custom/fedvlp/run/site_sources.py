@@ -32,7 +32,7 @@ class SiteSources:
     def __post_init__(self) -> None:
         object.__setattr__(self, "sites", from_config(list(self.sites)))  # FLARE builds nothing that is in a list
         repeated = [site for site, count in Counter(site for site, _ in self.sites).items() if count > 1]
-        require(bool(self.sites), "sites: there is none; give each site its data set")
+        require(bool(self.sites), "sites: no sites given; give each site its data set")
         require(not repeated, f"sites: {', '.join(repeated)} has two data sets; give each site a name of its own")
 
     def build(self) -> Cohort:

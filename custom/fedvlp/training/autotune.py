@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CHOICE, KEYS = "precision.json", ("precision", "attention")
 """Name of the file of a site's or the server's choice, and what it holds."""
 
-TOKENS = 197  # of a film of 224 pixels in patches of 16
+TOKENS = 197  # of an image of 224 pixels in patches of 16
 SIZES = {"cpu": (8, 384, 6), "cuda": (128, 768, 12)}
 """Records, width and heads of the block that is timed: of ViT-S on a CPU; of ViT-B, and enough of them to fill a GPU. A
 smaller block says nothing there: it waits for its launches, of which bfloat16 has more (an H100 chose float32)."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fedvlp.core.optimizers import SGD, AdamW
-from fedvlp.core.schedule import cosine
+from fedvlp.core.optimizers import SGD, AdamW, cosine
 from fedvlp.core.site_error import SiteError
 from fedvlp.core.validate import require
 
@@ -68,7 +67,7 @@ class Training:
     #                        units of what one record can change; 0 = none
     dp_clip: float = 1.0  # largest norm of a group's gradient under dp_noise
     dp_group: int = 8  # records, on average, of the groups whose gradients are shortened; at least 2
-    dp_delta: float = 1e-5  # at which epsilon is told, below 1; less than one over a site's records
+    dp_delta: float = 1e-5  # delta of the epsilon that is reported, below 1; choose it below one over a site's records
     micro_batch: int = 0  # rows that go through the towers at a time, for batches larger than memory; 0 = all
     accumulation: str = "cached"  # of micro-batches: cached (gradient caching: loss and negatives of the whole batch,
     #                               exactly, for a second forward pass) | plain (each has its own loss and negatives)
@@ -78,7 +77,7 @@ class Training:
     gather_negatives: bool = False  # over several processes: False: each has its own loss and negatives, as in the
     #                                 papers' code; True: those of the whole batch, exactly
     device: str = "cpu"  # cpu | cuda | auto
-    checkpoint_steps: int = 0  # a site killed in a phase goes on from the last multiple of so many steps; 0 = from 0
+    checkpoint_steps: int = 0  # a site killed in a phase resumes at the last multiple of so many steps; 0 = from 0
 
     def __post_init__(self) -> None:
         require(self.batch_size >= 2, f"training.batch_size is {self.batch_size}; a contrastive batch needs at least 2")

@@ -1,6 +1,6 @@
 """Several processes that train one site's model together (torchrun): rows, gradients and messages between them.
 
-Every process holds the whole model and draws the same batches, of which it reads the films that it trains on. Rank 0
+Every process holds the whole model and draws the same batches, of which it reads the images that it trains on. Rank 0
 speaks for all; without torchrun it is alone.
 """
 

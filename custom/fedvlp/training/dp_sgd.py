@@ -12,7 +12,8 @@ One record more or less changes what one group holds and no other, so the sum ch
 the Gaussian mechanism of noise multiplier dp_noise on a Poisson sample, which run/cautions.py adds up. This
 holds for any loss that sees a group alone, of any objective. Smaller groups give more gradients, each with fewer
 negatives; the noise is the same. What is drawn and the noise come from the operating system, not from the run's seed,
-which everybody knows: two runs differ. The number of records is told, as is usual, and so are figures of val and test.
+which everybody knows: two runs differ. The number of records is disclosed, as is usual, and so are metrics on val
+and test.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def steps(method: Method, round: int, phase: int) -> int:
 
 
 def batches(client: Client, steps: int, training: Training) -> Iterator[Batch]:
-    """Poisson samples of the site's training records, with groups; films are cropped at the centre."""
+    """Poisson samples of the site's training records, with groups; images are cropped at the centre."""
     records = client.data.num_train
     groups = max(1, training.batch_size // training.dp_group)
     for _ in range(steps):
@@ -121,9 +122,9 @@ def uniform(count: int) -> np.ndarray:
 
 
 class PrivateStepper(Stepper):
-    """Steps 3 and 4 of a batch with groups. It tells no terms of the loss: they would be exact.
+    """Steps 3 and 4 of a batch with groups. It returns no loss terms: they would be exact.
 
-    The site's own data, where they ask for it, are told which records each group had and how long its shortened
+    An observer at the site, if there is one, gets which records each group had and how long its shortened
     gradient was, before the noise: a job that asks for next to no noise must not hide that a few records are behind all
     of an update (deploy/envelope.py). These lengths are exact, and stay at the site.
     """

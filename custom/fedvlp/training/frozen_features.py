@@ -1,8 +1,8 @@
-"""What fixed towers make of each record, computed once instead of at every step (``Training.cache_features``).
+"""Features of fixed towers for each record, computed once instead of at every step (``Training.cache_features``).
 
 With towers that are frozen whole (``ModelConfig.adapters=lora``, ``adapter_rank=0``) a record's tokens never change, so
 that training costs what alignment modules and heads cost (``FrozenFeatures``). Towers that are trained are fixed for a
-while: as received, in a phase that does not train them and in an anchor (``FixedFeatures``). Films are then cropped at
+while: as received, in a phase that does not train them and in an anchor (``FixedFeatures``). Images are then cropped at
 the centre, as in evaluation.
 """
 
@@ -55,13 +55,13 @@ def refuse_objective(config: Any, objective: nn.Module) -> None:
     needs = hooks.needs
     if hooks.draws or "sentences" in needs or ("attention" in needs and not config.alignment):
         raise ValueError(
-            "training.cache_features: this objective draws another film or sentence at every step, or reads the "
+            "training.cache_features: this objective draws another image or sentence at every step, or reads the "
             "towers' attention; set cache_features to false"
         )
 
 
 def with_tokens(tokens: State, batch: Batch) -> Batch:
-    """The batch with ``tokens`` [n, ...] of its rows in the place of films; a batch of n records or of some of them."""
+    """The batch with ``tokens`` [n, ...] of its rows in place of images; a batch of n records or of some of them."""
     batch = {name: tensor for name, tensor in batch.items() if name != "image"}
     if IMAGE_TOKENS in tokens:
         batch[IMAGE_TOKENS] = tokens[IMAGE_TOKENS][batch["row"]]
@@ -96,14 +96,14 @@ def table(batches: Iterable[Batch], make: Callable[[Batch], State], new: Callabl
 
 
 class FrozenFeatures:
-    """Data on the CPU, whose batches go to the model's device with the towers' tokens in the place of films.
+    """Data on the CPU, whose batches go to the model's device with the towers' tokens in the place of images.
 
-    Everything else is the data's own. Of a training batch's films one alone is read, for its size: what is drawn for
+    Everything else is the data's own. Of a training batch's images only one is read, for its size: what is drawn for
     all of them is drawn as if they were there.
 
     The tokens of a split are computed when it is first asked for: 4 (M + T) W bytes a record on disk, e.g. 0.4 MB for
     EfficientNet-Lite0 at 224 pixels and MiniLM at 112 tokens. They lie in ``folder``, by what they were made of (the
-    towers' weights, the films, the reports), and outlast the run; without one, in files that end with the process.
+    towers' weights, the images, the reports), and outlast the run; without one, in files that end with the process.
     """
 
     def __init__(self, data: Any, model: Any, folder: Path | None = None) -> None:
@@ -199,7 +199,7 @@ class FixedFeatures:
     record's tokens are does not depend on who asks first: all records go through the towers in their order, ``ROWS`` at
     a time, so that a restart or another process has the same bytes. They go when the task ends in which the encoders
     were trained. Where a client's tokens are too many, or where its encoders normalise by the batch, nothing is kept:
-    the towers are run at every step, on the batch's own films.
+    the towers are run at every step, on the batch's own images.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedvlp.core.client import Client
 from fedvlp.core.device import prefetched
 from fedvlp.core.method import Method, SiteHooks, overridden
-from fedvlp.core.schedule import one_pass
+from fedvlp.core.optimizers import one_pass
 from fedvlp.core.seeds import seed
 from fedvlp.core.site_error import NotFiniteError
 from fedvlp.core.types import Batch, Broadcast, State
@@ -41,7 +41,7 @@ def train(
 
     ``message`` may scale the learning rate (``lr_scale``) or the loss (``loss_scale``). Raises Aborted between
     steps when asked to stop, NotFiniteError naming the term and the step when a loss is not finite. With
-    ``unfinished`` it goes on where this very task was broken off, and ends with the same bytes. ``optimizer``: the
+    ``unfinished`` it resumes this very task where it was interrupted, and ends with the same bytes. ``optimizer``: the
     optimiser's tensors of earlier phases, in which those of this phase take their place.
 
     On a GPU the host queues steps and never waits for one: loss terms stay there until the phase ends.
@@ -53,25 +53,16 @@ def train(
     client.set_trainable(lambda name: method.trains(name, message.phase))
     phases = method.phases(message.round)
     index = phases.index(message.phase) if message.phase in phases else message.phase  # the server's own training
-    generator = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, index, "batches"))
-    ranks = seed(client.seed, client.name, message.round, index, "ranks")
+    seeds = {name: seed(client.seed, client.name, message.round, index, name) for name in ("batches", "ranks", "views")}
 
-    # 2. The optimiser, which may go on with what earlier phases left.
-    step = (dp_sgd.PrivateStepper if training.dp_noise else Stepper)(client, training, message, ranks)
+    # 2. The optimiser, which may continue from what earlier phases left.
+    step = (dp_sgd.PrivateStepper if training.dp_noise else Stepper)(client, training, message, seeds["ranks"])
     share_images(method, client, training)
     warms_up = not (optimizer and step.go_on(optimizer))
 
-    # 3. The batches.
-    if training.dp_noise:
-        dp_sgd.refuse_settings(method, training)
-        dp_sgd.refuse_modules(client)
-        batches = dp_sgd.batches(client, method.steps(message.phase), training)
-    else:
-        batches = method.batches(client, message, training.batch_size, generator)
-    if warms_up and training.make_up_warmup:
-        batches = prolonged(batches, client, training, generator)
-    views = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, index, "views"))
-    batches = client.drawn(batches, views)
+    # 3. The batches, and what the objective draws for each of them.
+    generator, views = (torch.Generator().manual_seed(seeds[name]) for name in ("batches", "views"))
+    batches = client.drawn(batches_of(method, client, message, training, generator, warms_up), views)
 
     def losses(batch: Batch) -> dict[str, Tensor]:
         return method.losses(client, method.complete(client, batch, message), message)
@@ -79,7 +70,7 @@ def train(
     def corrected() -> None:
         method.after_backward(client, message)
 
-    # 4. The steps. A phase that was broken off draws the batches that it has had, and drops them.
+    # 4. The steps. A phase that was interrupted draws the batches that it has had, and drops them.
     history: list[dict[str, Tensor]] = []
     if unfinished and unfinished.steps:
         deque(islice(batches, unfinished.steps), maxlen=0)
@@ -93,17 +84,30 @@ def train(
             if unfinished:
                 unfinished.save(client, step, history)
 
-    # 5. What the next phase goes on with, and the mean of every loss term.
+    # 5. What the next phase continues from, and the mean of every loss term.
     step.end(history)
     if optimizer is not None:
         step.hand_on(optimizer)
     return mean_terms(history, client.name, message)
 
 
-def share_images(method: Method, client: Client, training: Training) -> None:
-    """Where every process has a loss of its own, it reads and copies the images of its own rows alone.
+def batches_of(
+    method: Method, client: Client, message: Broadcast, training: Training, generator: torch.Generator, warms_up: bool
+) -> Iterator[Batch]:
+    """The batches of a phase: the method's, or Poisson samples under record-level privacy, and more for a warm-up."""
+    if training.dp_noise:
+        dp_sgd.refuse_settings(method, training)
+        dp_sgd.refuse_modules(client)
+        batches = dp_sgd.batches(client, method.steps(message.phase), training)
+    else:
+        batches = method.batches(client, message, training.batch_size, generator)
+    return prolonged(batches, client, training, generator) if warms_up and training.make_up_warmup else batches
 
-    Whole batches go to a method or an objective that changes them before they are divided.
+
+def share_images(method: Method, client: Client, training: Training) -> None:
+    """With a loss for each rank, let each rank load only its rows' images.
+
+    A method or an objective that changes a batch before its rows are divided gets the whole batch.
     """
     apart = distributed.together() and not training.gather_negatives
     whole = client.hooks.draws or "batches" in overridden(method, SiteHooks)

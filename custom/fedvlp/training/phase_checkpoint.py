@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_tensors
 from fedvlp.core.client import Client
-from fedvlp.core.types import Broadcast, State, header
+from fedvlp.core.types import Broadcast, State, header, without_prefix
 from fedvlp.training import distributed
 from fedvlp.training.step import Stepper
 
@@ -40,13 +40,13 @@ class PhaseCheckpoint:
         assert self._found is not None
         tensors, header = self._found
         self._found = None
-        client.load(_under(tensors, STATE))
-        client.memory = {name: t.to(client.device) for name, t in _under(tensors, MEMORY).items()}
-        stepper.restore(_under(tensors, OPTIMIZER), header["numbers"])
+        client.load(without_prefix(tensors, STATE))
+        client.memory = {name: t.to(client.device) for name, t in without_prefix(tensors, MEMORY).items()}
+        stepper.restore(without_prefix(tensors, OPTIMIZER), header["numbers"])
         torch.set_rng_state(tensors[RANDOM + "cpu"])
         if RANDOM + "cuda" in tensors:
             torch.cuda.set_rng_state(tensors[RANDOM + "cuda"], client.device)
-        values = {name: t.to(client.device) for name, t in _under(tensors, HISTORY).items()}
+        values = {name: t.to(client.device) for name, t in without_prefix(tensors, HISTORY).items()}
         return [{name: values[name][index] for name, index in step.items()} for step in header["history"]]
 
     def save(self, client: Client, stepper: Stepper, history: list[dict[str, Tensor]]) -> None:
@@ -97,7 +97,3 @@ def identity(message: Broadcast, memory: State, settings: object) -> str:
             content.update(f"{kind} {name} {tensor.dtype} {list(tensor.shape)}".encode())
             content.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return content.hexdigest()
-
-
-def _under(tensors: State, prefix: str) -> State:
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

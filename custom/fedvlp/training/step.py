@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlp.core.client import Client, GradientObserver, NoLossError
+from fedvlp.core.client import Client, GradientObserver, NoLossError, Trainee
 from fedvlp.core.seeds import seed, set_global
 from fedvlp.core.types import Batch, Broadcast, State
 from fedvlp.training import distributed
@@ -41,10 +41,9 @@ class Stepper:
         self.precision, attention = choose(training.precision, training.attention, self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "float16")
         self.done = 0
-        self.lengths: list[Tensor] = []  # of the gradient of every step, as the optimiser has it; where somebody asks
+        self.lengths: list[Tensor] = []  # norm of each step's gradient, as the optimiser has it; kept for an observer
         self.means = distributed.MeansInBackward(self.parameters)
-        if hasattr(client.model, "set_attention"):
-            client.model.set_attention(attention)
+        Trainee.of(client.model).set_attention(attention)
         if training.channels_last:
             client.model.to(memory_format=torch.channels_last)
         if training.compile:

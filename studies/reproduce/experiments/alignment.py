@@ -329,5 +329,5 @@ COUNTS = Study(
     lambda size: measures.server,
     drawn=counts,
     sources=("mimic_cxr",),
-    differs="A study's films stay together, and the paper's split is another draw (docs/methods.md, 12.1).",
+    differs="A study's films stay together, and the paper's split is another draw (docs/methods/partitions.md).",
 )

@@ -59,11 +59,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "fedsm": {"method": FedSM()},
     "fedfed": {"method": FedFed(share=True, distil_steps=2900)},  # each a pass of PMS-FM's mean site in batches of 48
 }
-"""What the presets of these, which are demos, have otherwise than docs/methods.md, section 9."""
+"""What the presets of these, which are demos, have otherwise than docs/methods/baselines.md."""
 
 
 def baseline(size: Size, name: str) -> Experiment:
-    """The preset ``name``; at the paper's size its method and objective are those of docs/methods.md, section 9."""
+    """The preset ``name``; at the paper's size its method and objective are those of docs/methods/baselines.md."""
     return replace(presets.get(name), **PUBLISHED.get(name, {}) if size.name == PAPER else {})
 
 

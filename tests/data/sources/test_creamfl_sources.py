@@ -69,11 +69,11 @@ def test_flickr30k(tmp_path: Path) -> None:
     assert not set(cohort.ids) & set(other.ids), "ids name their collection"
 
 
-@pytest.mark.parametrize("content", ["[]", "{", '{"images": [{"split": "train"}]}', '{"images": [{"split": "x"}]}'])
-def test_another_json_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "x.json").write_text(content)
-    with pytest.raises(ValueError, match="coco_captions source: path is not Karpathy's JSON"):
-        CocoCaptionsSource(str(tmp_path / "x.json"), str(tmp_path)).build()
+def test_another_json_is_refused(tmp_path: Path) -> None:
+    for content in ["[]", "{", '{"images": [{"split": "train"}]}', '{"images": [{"split": "x"}]}']:
+        (tmp_path / "x.json").write_text(content)
+        with pytest.raises(ValueError, match="coco_captions source: path is not Karpathy's JSON"):
+            CocoCaptionsSource(str(tmp_path / "x.json"), str(tmp_path)).build()
 
 
 def test_a_name_in_the_json_cannot_leave_the_folder(tmp_path: Path) -> None:

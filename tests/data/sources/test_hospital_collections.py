@@ -72,17 +72,14 @@ def test_mimic_names_what_is_missing(tmp_path: Path) -> None:
         MIMICSource(str(root), suffix="../x").build()
 
 
-@pytest.mark.parametrize(
-    ("report", "expected"),
-    [
+def test_sections_are_found_by_their_capitals() -> None:
+    for report, expected in [
         (REPORT, {"EXAMINATION", "FINDINGS", "IMPRESSION"}),
         ("nothing: of the kind", set()),
         ("FINDINGS AND IMPRESSION: clear lungs", {"FINDINGS"}),
         ("FINDING: a\nFINAL IMPRESSION: b", {"FINDINGS", "IMPRESSION"}),
-    ],
-)
-def test_sections_are_found_by_their_capitals(report: str, expected: set[str]) -> None:
-    assert sections(report).keys() == expected
+    ]:
+        assert sections(report).keys() == expected
 
 
 def test_a_section_ends_at_the_next_and_two_of_a_name_are_one() -> None:
@@ -90,69 +87,48 @@ def test_a_section_ends_at_the_next_and_two_of_a_name_are_one() -> None:
     assert found == {"IMPRESSION": "one. three.", "PORTABLE CHEST (1 VIEW)": "two."}
 
 
-@pytest.mark.parametrize(
-    ("heading", "expected"),
-    [
-        ("FINDINGS", "FINDINGS"), ("FINAL IMPRESSION", "IMPRESSION"), ("CONCLUSION", "IMPRESSION"),
-        ("IMPRESSON", "IMPRESSION"), ("FINDNGS", "FINDINGS"), ("PA AND LATERAL VIEWS OF THE CHEST", "FINDINGS"),
-        ("CHEST, TWO VIEWS", "FINDINGS"), ("PORTABLE AP CHEST RADIOGRAPH", "FINDINGS"), ("PORTABLE CHEST", "FINDINGS"),
-        ("FRONTAL AND LATERAL VIEWS OF THE CHEST", "FINDINGS"), ("AP AND LATERAL CHEST RADIOGRAPHS", "FINDINGS"),
-        ("UPRIGHT AP VIEW OF THE ABDOMEN", "FINDINGS"), ("HISTORY", ""), ("CLINICAL HISTORY, CHEST PAIN", ""),
-        ("COMPARISON CHEST FILM", ""), ("REASON FOR EXAM", ""), ("ADDENDUM", "ADDENDUM"), ("WET READ", ""),
-    ],
-)  # fmt: skip
-def test_mimic_headings_mean_what_its_authors_say(heading: str, expected: str) -> None:
-    assert meaning(heading) == expected
+HEADINGS = {
+    "FINDINGS": "FINDINGS", "FINAL IMPRESSION": "IMPRESSION", "CONCLUSION": "IMPRESSION", "IMPRESSON": "IMPRESSION",
+    "FINDNGS": "FINDINGS", "PA AND LATERAL VIEWS OF THE CHEST": "FINDINGS", "CHEST, TWO VIEWS": "FINDINGS",
+    "PORTABLE AP CHEST RADIOGRAPH": "FINDINGS", "PORTABLE CHEST": "FINDINGS",
+    "FRONTAL AND LATERAL VIEWS OF THE CHEST": "FINDINGS", "AP AND LATERAL CHEST RADIOGRAPHS": "FINDINGS",
+    "UPRIGHT AP VIEW OF THE ABDOMEN": "FINDINGS", "HISTORY": "", "CLINICAL HISTORY, CHEST PAIN": "",
+    "COMPARISON CHEST FILM": "", "REASON FOR EXAM": "", "ADDENDUM": "ADDENDUM", "WET READ": "",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "heading", ["PA AND LATERAL VIEWS OF THE CHEST", "CONCLUSION", "PORTABLE CHEST (1 VIEW)", "CHEST, TWO VIEWS"]
-)
-def test_a_report_without_the_words_findings_and_impression_is_used(heading: str, tmp_path: Path) -> None:
-    report = (
-        f" FINAL REPORT\n INDICATION:  Cough.\n\n {heading}:  Large left pleural effusion.\n\n NOTIFICATION: Dr. A.\n"
-    )
-    cohort = mimic(tmp_path / "m", report).build()
-    assert set(cohort.reports) == {"large left pleural effusion"}
+def test_mimic_headings_mean_what_its_authors_say() -> None:
+    assert {heading: meaning(heading) for heading in HEADINGS} == HEADINGS
 
 
-@pytest.mark.parametrize("banner", ["FINAL ADDENDUM\n ADDENDUM:", "FINAL ADDENDUM\n", "ADDENDUM\n", "Addendum:"])
-@pytest.mark.parametrize("first", [False, True])
-def test_an_addendum_is_kept_and_its_banner_is_not(banner: str, first: bool, tmp_path: Path) -> None:
-    """It stands before the report that it corrects, or behind it; rules and banners between are no text."""
-    report = "                 FINAL REPORT\n COMPARISON: None.\n\n IMPRESSION: Opacity on the left.\n"
-    addendum = f"                 {banner} The opacity is on the RIGHT side.\n"
-    parts = [addendum, report] if first else [report, addendum]
-    cohort = mimic(tmp_path / "m", f" {'_' * 78}\n".join(parts)).build()
-    assert set(cohort.reports) == {"opacity on the left the opacity is on the right side"}
-
-
-@pytest.mark.parametrize(
-    "report",
-    [
+BARE = {  # reports without the words impression and findings
+    " FINAL REPORT\n INDICATION:  Cough.\n\n CONCLUSION:  Large left effusion.\n\n NOTIFICATION: Dr. A.\n":
+        "large left effusion",
+    " FINAL REPORT\n INDICATION:  Cough.\n\n PORTABLE CHEST (1 VIEW):  Large left effusion.\n": "large left effusion",
+    " CHEST, TWO VIEWS: Clear lungs.\n\n FINDINGS:  Small heart.\n\n CONCLUSION:  No acute disease.\n":
+        "no acute disease clear lungs small heart",
+    **dict.fromkeys([  # nor any heading of a text: their last paragraphs
         " FINAL REPORT\n HISTORY:  Cough.\n \n COMPARISON:  None.\n \n PA and lateral views.  Small\n effusion.\n",
         " FINAL REPORT\n HISTORY:  Cough.\n\n COMPARISON:  ___.\n\n PA and lateral views.\n\n Small effusion.\n",
         " FINAL REPORT\n CHEST RADIOGRAPH\n \n PA and lateral views.  Small effusion.\n",
         " FINAL REPORT\n PA and lateral views.  Small effusion.\n",
-        "PA and lateral views. Small effusion.",
         "PA and lateral views.\r\n\r\nSmall effusion.",
-    ],
-)
-def test_of_a_report_without_impression_and_findings_the_last_paragraphs_are_read(report: str, tmp_path: Path) -> None:
-    assert set(mimic(tmp_path / "m", report).build().reports) == {"pa and lateral views small effusion"}
+    ], "pa and lateral views small effusion"),
+}  # fmt: skip
+OPACITY = " FINAL REPORT\n COMPARISON: None.\n\n IMPRESSION: Opacity on the left.\n"
 
 
-@pytest.mark.parametrize(
-    "report", [" FINAL REPORT\n HISTORY: Cough and fever.\n\n COMPARISON: None.\n", " FINAL REPORT\n"]
-)
-def test_a_report_that_says_nothing_is_left_out(report: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no usable record"):
-        mimic(tmp_path / "m", report).build()
-
-
-def test_the_impression_comes_first_whatever_the_headings_are(tmp_path: Path) -> None:
-    report = " CHEST, TWO VIEWS: Clear lungs.\n\n FINDINGS:  Small heart.\n\n CONCLUSION:  No acute disease.\n"
-    assert set(mimic(tmp_path / "m", report).build().reports) == {"no acute disease clear lungs small heart"}
+def test_what_is_read_of_a_report(tmp_path: Path) -> None:
+    """An impression first, whatever headings are; an addendum, before or behind what it corrects, and no banner."""
+    reports, rule = dict(BARE), f" {'_' * 78}\n"
+    for first, banner in enumerate(("FINAL ADDENDUM\n ADDENDUM:", "FINAL ADDENDUM\n", "ADDENDUM\n", "Addendum:")):
+        parts = [f"                 {banner} The opacity is on the RIGHT side.\n", OPACITY]
+        reports[rule.join(parts[:: 1 if first % 2 else -1])] = "opacity on the left the opacity is on the right side"
+    for number, (report, expected) in enumerate(reports.items()):
+        assert set(mimic(tmp_path / str(number), report).build().reports) == {expected}
+    for number, report in enumerate((" FINAL REPORT\n HISTORY: Cough.\n\n COMPARISON: None.\n", " FINAL REPORT\n")):
+        with pytest.raises(ValueError, match="no usable record"):
+            mimic(tmp_path / f"empty{number}", report).build()
 
 
 def test_candid_joins_the_rows_of_a_film(tmp_path: Path) -> None:
@@ -211,12 +187,12 @@ def test_a_patients_boxes_are_the_mask_of_pneumonia(tmp_path: Path) -> None:
     assert not masks[[0, 2]].any()
 
 
-@pytest.mark.parametrize("box", [("", 1, 1, 1), (1000, 0, 25, 9), (-1, 0, 9, 9), (0, 0, 0, 9), ("a", 0, 9, 9)])
-def test_a_box_that_is_not_on_the_film_is_refused(box: tuple[object, ...], tmp_path: Path) -> None:
-    source = rsna(tmp_path / "r")
-    table(tmp_path / "r" / "stage_2_train_labels.csv", BOX, [("p1", *box, 1)])
-    with pytest.raises(ValueError, match="1 boxes are not x, y, width and height within 1024 pixels"):
-        source.build()
+def test_a_box_that_is_not_on_the_film_is_refused(tmp_path: Path) -> None:
+    for box in [("", 1, 1, 1), (1000, 0, 25, 9), (-1, 0, 9, 9), (0, 0, 0, 9), ("a", 0, 9, 9)]:
+        source = rsna(tmp_path / "r")
+        table(tmp_path / "r" / "stage_2_train_labels.csv", BOX, [("p1", *box, 1)])
+        with pytest.raises(ValueError, match="1 boxes are not x, y, width and height within 1024 pixels"):
+            source.build()
 
 
 def test_rsna_refuses_rows_that_disagree(tmp_path: Path) -> None:

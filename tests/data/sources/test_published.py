@@ -88,19 +88,19 @@ def test_a_damaged_table_is_named_with_its_remedy(name: str, damage: Callable[[P
     assert str(tmp_path) not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("end", "columns"), [("canary7", ("name", "finding")), ("canary7,no", ("name",)), ("canary7,none", ("name",))]
-)
-def test_a_table_that_was_cut_off_within_a_row_is_refused(end: str, columns: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_table_that_was_cut_off_within_a_row_is_refused(tmp_path: Path) -> None:
     """The last row has to be whole, whatever is read of it; what is read has to be there in all rows."""
-    (tmp_path / "t.csv").write_text("name,finding,more\na,none,1\n" + end)
-    with pytest.raises(ValueError, match=r"t\.csv is damaged: its line 3 ends before its last column; download") as e:
-        list(read_rows("toy", tmp_path / "t.csv", columns))
-    assert "canary" not in str(e.value)
-    (tmp_path / "t.csv").write_text("name,finding,more\na\nb,none,1\n")
-    with pytest.raises(ValueError, match="its line 2 ends before its last column"):
-        read(tmp_path / "t.csv")
-    assert [row["name"] for row in read_rows("toy", tmp_path / "t.csv", ("name",))] == ["a", "b"]
+    for end, columns in [("canary7", ("name", "finding")), ("canary7,no", ("name",)), ("canary7,none", ("name",))]:
+        (tmp_path / "t.csv").write_text("name,finding,more\na,none,1\n" + end)
+        with pytest.raises(
+            ValueError, match=r"t\.csv is damaged: its line 3 ends before its last column; download"
+        ) as e:
+            list(read_rows("toy", tmp_path / "t.csv", columns))
+        assert "canary" not in str(e.value)
+        (tmp_path / "t.csv").write_text("name,finding,more\na\nb,none,1\n")
+        with pytest.raises(ValueError, match="its line 2 ends before its last column"):
+            read(tmp_path / "t.csv")
+        assert [row["name"] for row in read_rows("toy", tmp_path / "t.csv", ("name",))] == ["a", "b"]
 
 
 def test_a_table_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,39 +65,44 @@ def changed(file: Path, change: Callable[[list[dict[str, Any]]], object]) -> Non
     file.write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize(
-    ("file", "change", "said"),
-    [
-        (QUESTIONS, lambda rows: rows.pop(), "24 annotations, 1 of them alone"),
-        (ANNOTATIONS, lambda rows: rows.append(rows[0]), "24 questions and 25 annotations, 0 of them alone"),
-        (QUESTIONS, lambda rows: rows[0].pop("question"), "1 of 24 questions in .* lack one of question_id, image_id"),
-        (
-            QUESTIONS,
-            lambda rows: rows[0].update(question_id=["canary"]),
-            "1 of 24 questions .* whole number as question_id",
-        ),
-        (ANNOTATIONS, lambda rows: rows[1].pop("answers"), "1 of 24 annotations in .* lack one of question_id"),
-        (ANNOTATIONS, lambda rows: rows[2]["answers"].pop(), "1 of 24 questions of train2014 .* not 10 answers"),
-        (ANNOTATIONS, lambda rows: rows[2].update(image_id=99), "1 of 24 questions .* another image than"),
-        (QUESTIONS, lambda rows: rows[0].update(image_id="0"), "1 of 24 questions .* no whole number as image"),
-        (QUESTIONS, lambda rows: rows[0].update(question=["canary"]), "1 of 24 questions"),
-    ],
-)
-def test_what_is_not_as_published_is_counted(file: str, change: Any, said: str, tmp_path: Path) -> None:
-    vqa_v2(tmp_path)
-    changed(tmp_path / file, change)
-    with pytest.raises(ValueError, match=f"vqa_v2 source: .*{said}") as caught:
-        source(tmp_path).build()
-    assert str(tmp_path) not in str(caught.value)
-    assert "canary" not in str(caught.value)
+def test_what_is_not_as_published_is_counted(tmp_path: Path) -> None:
+    for number, (file, change, said) in enumerate(
+        [
+            (QUESTIONS, lambda rows: rows.pop(), "24 annotations, 1 of them alone"),
+            (ANNOTATIONS, lambda rows: rows.append(rows[0]), "24 questions and 25 annotations, 0 of them alone"),
+            (
+                QUESTIONS,
+                lambda rows: rows[0].pop("question"),
+                "1 of 24 questions in .* lack one of question_id, image_id",
+            ),
+            (
+                QUESTIONS,
+                lambda rows: rows[0].update(question_id=["canary"]),
+                "1 of 24 questions .* whole number as question_id",
+            ),
+            (ANNOTATIONS, lambda rows: rows[1].pop("answers"), "1 of 24 annotations in .* lack one of question_id"),
+            (ANNOTATIONS, lambda rows: rows[2]["answers"].pop(), "1 of 24 questions of train2014 .* not 10 answers"),
+            (ANNOTATIONS, lambda rows: rows[2].update(image_id=99), "1 of 24 questions .* another image than"),
+            (QUESTIONS, lambda rows: rows[0].update(image_id="0"), "1 of 24 questions .* no whole number as image"),
+            (QUESTIONS, lambda rows: rows[0].update(question=["canary"]), "1 of 24 questions"),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        vqa_v2(folder)
+        changed(folder / file, change)
+        with pytest.raises(ValueError, match=f"vqa_v2 source: .*{said}") as caught:
+            source(folder).build()
+        assert str(folder) not in str(caught.value)
+        assert "canary" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"questions": {}}'])
-def test_a_file_of_another_form_is_refused(content: str, tmp_path: Path) -> None:
-    vqa_v2(tmp_path)
-    (tmp_path / QUESTIONS).write_text(content)
-    with pytest.raises(ValueError, match=f"{QUESTIONS}"):
-        source(tmp_path).build()
+def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
+    for content in ["", "[]", '{"questions": {}}']:
+        vqa_v2(tmp_path)
+        (tmp_path / QUESTIONS).write_text(content)
+        with pytest.raises(ValueError, match=f"{QUESTIONS}"):
+            source(tmp_path).build()
 
 
 def test_a_question_without_answers_is_none() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from fedvlp.data.synthetic.cases import FINDINGS, FOURTEEN
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
@@ -12,26 +11,23 @@ from fedvlp.data.synthetic.reports import WrittenSentences
 SPEC = SyntheticCohort(size=500, image_size=32, hard_site="site-5", labels="fourteen")
 
 
-@pytest.mark.parametrize(
-    ("sentence", "said"),
-    [
-        ("Small right pleural effusion", {"Pleural Effusion": 1}),
-        ("There is no edema, effusion or pneumonia", {"Edema": 0, "Pleural Effusion": 0, "Pneumonia": 0}),
-        ("Possible left effusion", {"Pleural Effusion": -1}),
-        ("Right lower pneumonia cannot be excluded", {"Pneumonia": -1}),
-        ("Bilateral pleural effusion, left pneumothorax", {
-            "Pleural Effusion": 1, "Pneumothorax": 1, "Bilateral Pneumothorax": 0}),
-        ("Small bilateral apical pneumothorax", {"Pneumothorax": 1, "Bilateral Pneumothorax": 1}),
-        ("No acute cardiopulmonary abnormality", {}),
-        ("The heart is normal in size", {"Cardiomegaly": 0}),
-        ("Flattened diaphragms with hyperinflation", {"Hyperinflation": 1}),
-        ("cxr ap: mild cardiomegaly; small rt pleural effusion; no pneumonia", {
-            "Cardiomegaly": 1, "Pleural Effusion": 1, "Pneumonia": 0}),
-    ],
-)  # fmt: skip
-def test_by_hand(sentence: str, said: dict[str, float]) -> None:
-    labels = WrittenSentences(FOURTEEN).labels(sentence)
-    assert {name: value for name, value in zip(FOURTEEN, labels, strict=True) if not np.isnan(value)} == said
+def test_by_hand() -> None:
+    for sentence, said in [
+            ("Small right pleural effusion", {"Pleural Effusion": 1}),
+            ("There is no edema, effusion or pneumonia", {"Edema": 0, "Pleural Effusion": 0, "Pneumonia": 0}),
+            ("Possible left effusion", {"Pleural Effusion": -1}),
+            ("Right lower pneumonia cannot be excluded", {"Pneumonia": -1}),
+            ("Bilateral pleural effusion, left pneumothorax", {
+                "Pleural Effusion": 1, "Pneumothorax": 1, "Bilateral Pneumothorax": 0}),
+            ("Small bilateral apical pneumothorax", {"Pneumothorax": 1, "Bilateral Pneumothorax": 1}),
+            ("No acute cardiopulmonary abnormality", {}),
+            ("The heart is normal in size", {"Cardiomegaly": 0}),
+            ("Flattened diaphragms with hyperinflation", {"Hyperinflation": 1}),
+            ("cxr ap: mild cardiomegaly; small rt pleural effusion; no pneumonia", {
+                "Cardiomegaly": 1, "Pleural Effusion": 1, "Pneumonia": 0}),
+        ]:  # fmt: skip
+        labels = WrittenSentences(FOURTEEN).labels(sentence)
+        assert {name: value for name, value in zip(FOURTEEN, labels, strict=True) if not np.isnan(value)} == said
 
 
 def test_a_reports_sentences_say_together_what_the_record_is_labelled() -> None:

@@ -35,18 +35,15 @@ def test_every_interface_is_not_loopback() -> None:
         assert not serve.is_loopback(everywhere)
 
 
-@pytest.mark.parametrize(
-    ("host", "port", "said"),
-    [
+def test_what_cannot_be_listened_to_is_said() -> None:
+    for host, port, said in [
         (serve.LOOPBACK, 70000, "--port is 70000; expected 0"),
         (serve.LOOPBACK, -1, "--port is -1; expected 0"),
         ("no such host", 0, "--host is 'no such host', which is no name or address here"),
         ("192.0.2.1", 0, "--host 192.0.2.1: Cannot assign requested address; give an address of this machine"),
-    ],
-)
-def test_what_cannot_be_listened_to_is_said(host: str, port: int, said: str) -> None:
-    with pytest.raises(serve.PageError, match=said):
-        serve.listening(host, port)
+    ]:
+        with pytest.raises(serve.PageError, match=said):
+            serve.listening(host, port)
 
 
 def test_a_port_of_the_administrators() -> None:
@@ -108,42 +105,39 @@ def test_other_answers_pass_as_they_are_and_are_not_stored() -> None:
     assert headers[b"content-length"] == b"9"
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:7860", "127.0.0.1.evil.example", "", None])
-def test_another_name_that_leads_here_is_refused(host: str | None) -> None:
+def test_another_name_that_leads_here_is_refused() -> None:
     """A stranger's page whose name has been bound to 127.0.0.1 asks by that name."""
-    status, _, content = answer("/", host, PAGE)
-    assert status == 421
-    assert b"films" not in content
-
-
-@pytest.mark.parametrize("host", ["localhost:7860", "127.0.0.1", "[::1]:7860", "LOCALHOST"])
-def test_this_machines_own_names_are_answered(host: str) -> None:
-    assert answer("/", host, PAGE)[0] == 200
-
-
-@pytest.mark.parametrize("names", [serve.OWN_NAMES, None], ids=["loopback", "everywhere"])
-def test_another_sites_page_may_not_ask(names: tuple[str, ...] | None) -> None:
-    """The browser tells whose page asks."""
-    own = answer("/", "127.0.0.1:7860", PAGE, origin="http://127.0.0.1:7860", names=names)
-    assert own[0] == 200
-    for origin in ("https://evil.example", "null", "http://127.0.0.1:8000"):
-        status, _, content = answer("/", "127.0.0.1:7860", PAGE, origin=origin, names=names)
+    for host in ["evil.example", "evil.example:7860", "127.0.0.1.evil.example", "", None]:
+        status, _, content = answer("/", host, PAGE)
         assert status == 421
         assert b"films" not in content
 
 
-@pytest.mark.parametrize(
-    ("site", "mode", "status"),
-    [
+def test_this_machines_own_names_are_answered() -> None:
+    for host in ["localhost:7860", "127.0.0.1", "[::1]:7860", "LOCALHOST"]:
+        assert answer("/", host, PAGE)[0] == 200
+
+
+def test_another_sites_page_may_not_ask() -> None:
+    """The browser tells whose page asks."""
+    for names in [serve.OWN_NAMES, None]:
+        own = answer("/", "127.0.0.1:7860", PAGE, origin="http://127.0.0.1:7860", names=names)
+        assert own[0] == 200
+        for origin in ("https://evil.example", "null", "http://127.0.0.1:8000"):
+            status, _, content = answer("/", "127.0.0.1:7860", PAGE, origin=origin, names=names)
+            assert status == 421
+            assert b"films" not in content
+
+
+def test_another_sites_page_shows_no_film_of_this_one() -> None:
+    for site, mode, status in [
         ("cross-site", "no-cors", 421),  # <img>, <script>
         ("same-site", "no-cors", 421),  # of a page at another port of this machine
         ("cross-site", "navigate", 200),  # a link to the page
         ("same-origin", "no-cors", 200),
         ("none", "navigate", 200),
-    ],
-)
-def test_another_sites_page_shows_no_film_of_this_one(site: str, mode: str, status: int) -> None:
-    assert answer("/file", "127.0.0.1:7860", PAGE, site=site, mode=mode)[0] == status
+    ]:
+        assert answer("/file", "127.0.0.1:7860", PAGE, site=site, mode=mode)[0] == status
 
 
 def test_every_name_is_answered_where_others_were_let_in() -> None:

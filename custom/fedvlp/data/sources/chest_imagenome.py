@@ -13,6 +13,7 @@ import numpy as np
 from fedvlp.data.deid import scan
 from fedvlp.data.labels import CHEXPERT, Terms, names_of
 from fedvlp.data.report_text import clean_report
+from fedvlp.data.sources.mimic_cxr import study_folder
 from fedvlp.data.sources.published import Listing, Published, read_rows, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
@@ -106,9 +107,7 @@ class ChestImaGenomeSource(Published):
 
     def _film(self, row: Row) -> Path:
         """The film of a row, whose published path is relative to MIMIC-CXR's folder and ends in .dcm."""
-        patient = f"p{row['subject_id']}"
-        folder = Path(self.root or "") / "files" / patient[:3] / patient / f"s{row['study_id']}"
-        return folder / f"{row['dicom_id']}.{self.suffix}"
+        return Path(self.root or "") / study_folder(row) / f"{row['dicom_id']}.{self.suffix}"
 
     def _graph(self, key: str) -> tuple[list[str], dict[str, bool]]:
         """The different sentences of a film, in order, and its attributes: whether any region has it."""

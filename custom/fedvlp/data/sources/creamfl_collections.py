@@ -11,7 +11,7 @@ import numpy as np
 
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.partition import dirichlet_partition
-from fedvlp.data.screening import Screened, Source, screen_all
+from fedvlp.data.screening import DataSource, Screened, Source, screen_all
 from fedvlp.data.sources.captions_and_classes import AGNewsSource, Cifar100Source, CocoCaptionsSource, Flickr30kSource
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ FOLDERS = ("coco_captions", "flickr30k", "cifar100", "ag_news")
 
 
 @dataclass(frozen=True)
-class CreamFLSource:
+class CreamFLSource(DataSource):
     """What a ``JoinedSource`` makes of the data sets in the folders of ``root``, all of them with one image size.
 
     Raises ValueError, when it is built, that names the folders, or the files in them, that are missing.
@@ -120,6 +120,10 @@ class CreamFLSource:
         made = cls(str(root), **settings)
         made.joined()
         return made
+
+    @property
+    def in_colour(self) -> bool:
+        return self.colour
 
     @property
     def sites(self) -> int:

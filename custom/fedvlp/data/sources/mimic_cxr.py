@@ -109,7 +109,9 @@ class MIMICSource(Published):
             labels=by_name(labels.reshape(-1, len(CHEXPERT)), CHEXPERT, wanted),
             names=wanted,
             splits=[SPLITS[split_of[row["dicom_id"]]] for row in rows],
-            files=None if root is None else [root / _study(row) / f"{row['dicom_id']}.{self.suffix}" for row in rows],
+            files=None
+            if root is None
+            else [root / study_folder(row) / f"{row['dicom_id']}.{self.suffix}" for row in rows],
             left_out={
                 "not frontal": len(films) - len(views),
                 "report empty or too short": len(frontal) - len(rows),
@@ -142,7 +144,7 @@ class MIMICSource(Published):
         return [row for row in films if there[row["study_id"]]]
 
     def _report(self, film: Row) -> Path:
-        return (Path(self.reports or self.root or self.path) / _study(film)).with_suffix(".txt")
+        return (Path(self.reports or self.root or self.path) / study_folder(film)).with_suffix(".txt")
 
     def _texts(self, films: list[Row]) -> tuple[dict[str, str], dict[str, int]]:
         """Study -> text ("" where it has none), and how many reports hold each kind of identifier."""
@@ -192,7 +194,7 @@ def meaning(heading: str) -> str:
     return "FINDINGS" if any(words in heading for words in FILMS) else ""
 
 
-def _study(row: Row) -> Path:
-    """A study's folder relative to root, e.g. files/p10/p10000032/s50414267."""
+def study_folder(row: Row) -> Path:
+    """The folder of a MIMIC-CXR study, relative to the root of the collection, e.g. files/p10/p10000032/s50414267."""
     patient = f"p{row['subject_id']}"
     return Path("files") / patient[:3] / patient / f"s{row['study_id']}"

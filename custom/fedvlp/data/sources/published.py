@@ -20,13 +20,12 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
-from fedvlp.core.types import MODALITIES
 from fedvlp.data.burned_in import HEADER
 from fedvlp.data.cache_build import SERIAL, Building
 from fedvlp.data.cohort import Cohort, HeldQuestions, Question, Rows, digest
 from fedvlp.data.images import films, unsearched
 from fedvlp.data.masks import Box, BoxMasks
-from fedvlp.data.screening import Screened
+from fedvlp.data.screening import DataSource, Screened
 from fedvlp.data.sources.table import draw_splits
 from fedvlp.data.subgroups import table_of
 
@@ -290,14 +289,13 @@ class Repeated:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
+class Published(DataSource):
     """Base class of the sources of published collections: a source implements ``listing``."""
 
     known: ClassVar[str] = ""  # name of the source, as in ``SOURCES``; "": its module's
     table: ClassVar[str] = ""  # usual value of ``path``, relative to root, as the collection is published
     needs: ClassVar[tuple[str, ...]] = ()  # what else a published folder has to hold; "a or b" is either
     published_as: ClassVar[Mapping[str, str]] = {}  # field -> item of the folder, if there; ``path`` is ``table``
-    modalities: ClassVar[tuple[str, ...]] = MODALITIES  # of its records, where these are known before they are read
 
     image_size: int = 256  # side of the decoded square, pixels
     val_fraction: float = 0.1  # of the patients, 0..1, where the collection has no validation split
@@ -411,7 +409,7 @@ class Published:
         owner = np.array([number[file] for file in listing.files[:most]], dtype=np.int64)
         for name, index in zip(ids, owner.tolist(), strict=False):
             first.setdefault(index, name)
-        given = (self.image_size, self.cache, building, self.burned_in, self._in_colour)
+        given = (self.image_size, self.cache, building, self.burned_in, self.in_colour)
         images = films(listing.source, [first[index] for index in range(len(files))], files, *given)
         return images if len(files) == len(owner) else Repeated(images, owner)
 
@@ -449,17 +447,12 @@ class Published:
             phi=dict(listing.phi),
             masks=None if boxes is None else BoxMasks(boxes, self.image_size),
             questions=None if asked is None else HeldQuestions(asked),
-            channels=3 if images is not None and self._in_colour else 1,
+            channels=3 if images is not None and self.in_colour else 1,
             subgroups=subgroups,
             subgroup_names=subgroup_names,
             stored=None if images is None else pick(images.stored),
             files=None if listing.files is None else pick(listing.files),
         )
-
-    @property
-    def _in_colour(self) -> bool:
-        """Whether images have three channels."""
-        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -469,7 +462,7 @@ class Photographs(Published):
     colour: bool = False  # three channels (red, green, blue) in place of grey; the model's in_channels is then 3
 
     @property
-    def _in_colour(self) -> bool:
+    def in_colour(self) -> bool:
         return self.colour
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from fedvlp.data.cohort import Question
 from fedvlp.data.deid import scan
 from fedvlp.data.report_text import clean_report
+from fedvlp.data.sources.mimic_cxr import study_folder
 from fedvlp.data.sources.published import Listing, Photographs, Published, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
@@ -141,7 +142,7 @@ FOLDERS = ("mimiccxrvqa/dataset", "dataset")
 class EHRXQASource(Published):
     """``train.json``, ``valid.json`` and ``test.json``, with answers: one row a question, in the published splits.
 
-    The text is question and answer (methods.md, 10.1); several answers are joined by "and". A film with several
+    The text is question and answer (spec 10.1); several answers are joined by "and". A film with several
     questions has several rows, of one study. The films, the patients and so the hashed ids are MIMIC-CXR's.
     """
 
@@ -200,9 +201,7 @@ class EHRXQASource(Published):
 
     def _film(self, row: dict[str, str]) -> Path:
         """The film of a question below MIMIC-CXR's folder."""
-        patient = f"p{row['subject_id']}"
-        folder = Path(self.root or "") / "files" / patient[:3] / patient / f"s{row['study_id']}"
-        return folder / f"{row['image_id']}.{self.suffix}"
+        return Path(self.root or "") / study_folder(row) / f"{row['image_id']}.{self.suffix}"
 
 
 def _text(row: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from fedvlp.data.report_text import is_missing
 from fedvlp.data.sources.published import Photographs, read_rows, refuse_absent, require_items
-from fedvlp.data.sources.tabular import Film, TabularSource
+from fedvlp.data.sources.tabular import TableFilm, TabularSource
 
 NAMES = ("Diabetic Retinopathy", "Macular Edema")
 
@@ -92,7 +92,7 @@ class MessidorSource(RetinaSource):
     table: ClassVar[str] = "."
     needs: ClassVar[tuple[str, ...]] = BASES
 
-    def films(self) -> Iterator[Film]:
+    def films(self) -> Iterator[TableFilm]:
         """The photographs of all folders. Raises ValueError that lists missing folders and tables."""
         for base in self._bases():
             yield from self._of(base)
@@ -109,7 +109,7 @@ class MessidorSource(RetinaSource):
             )
         return bases
 
-    def _of(self, base: Path) -> Iterator[Film]:
+    def _of(self, base: Path) -> Iterator[TableFilm]:
         """The photographs of one folder, grades corrected."""
         image, retinopathy, risk = MESSIDOR_COLUMNS
         rows = list(read_rows(self.known, base / f"Annotation_{base.name}.csv", MESSIDOR_COLUMNS))
@@ -118,7 +118,7 @@ class MessidorSource(RetinaSource):
         for row, published, level in zip(rows, status, edema, strict=True):
             file = base.absolute() / Path(row[image].strip()).name
             grade = CORRECTED.get(file.stem, published)
-            yield Film(
+            yield TableFilm(
                 key=f"{base.name}/{file.stem}",
                 file=file,
                 findings=findings(grade, level),
@@ -140,7 +140,7 @@ class BRSETSource(RetinaSource):
     published_as: ClassVar[Mapping[str, str]] = {"root": "fundus_photos"}
     without_file: ClassVar[int] = 7  # rows of the published table that have no photograph
 
-    def films(self) -> Iterator[Film]:
+    def films(self) -> Iterator[TableFilm]:
         """The rows. Raises ValueError where columns, grades or more photographs than published are missing."""
         published = list(read_rows(self.known, self.path, ("image_id", "patient_id", "DR_ICDR", "macular_edema")))
         files = [Path(f"{Path(row['image_id']).name}.jpg") for row in published]
@@ -152,9 +152,9 @@ class BRSETSource(RetinaSource):
         edema = grades(self.known, "macular_edema", [row["macular_edema"] for row, _ in rows], 1)
         for (row, file), grade, level in zip(rows, status, edema, strict=True):
             text = caption(ICDR[grade], EDEMA[level])
-            yield Film(row["image_id"], file, findings(grade, level), row["patient_id"], report=text)
+            yield TableFilm(row["image_id"], file, findings(grade, level), row["patient_id"], report=text)
         for file in (file for file, present in zip(files, there, strict=True) if not present):
-            yield Film(file.stem, file, {}, left_out="image not under root")
+            yield TableFilm(file.stem, file, {}, left_out="image not under root")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +169,7 @@ class MBRSETSource(RetinaSource):
     needs: ClassVar[tuple[str, ...]] = ("images",)
     published_as: ClassVar[Mapping[str, str]] = {"root": "images"}
 
-    def films(self) -> Iterator[Film]:
+    def films(self) -> Iterator[TableFilm]:
         """The photographs. Raises ValueError for cells that are no grade."""
         published = list(read_rows(self.known, self.path, ("patient", "file", "final_icdr", "final_edema")))
         graded = [row for row in published if not (is_missing(row["final_icdr"]) or is_missing(row["final_edema"]))]
@@ -178,7 +178,7 @@ class MBRSETSource(RetinaSource):
         edema = grades(self.known, "final_edema", swollen, 1)
         for row, grade, level in zip(graded, status, edema, strict=True):
             file, text = Path(Path(row["file"]).name), caption(ICDR[grade], EDEMA[level])
-            yield Film(file.name, file, findings(grade, level), row["patient"], report=text)
+            yield TableFilm(file.name, file, findings(grade, level), row["patient"], report=text)
         for row in published:
             if is_missing(row["final_icdr"]) or is_missing(row["final_edema"]):
-                yield Film(row["file"], Path(row["file"]), {}, left_out="not graded")
+                yield TableFilm(row["file"], Path(row["file"]), {}, left_out="not graded")

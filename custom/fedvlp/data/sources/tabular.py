@@ -22,7 +22,7 @@ from fedvlp.data.sources.table import BELOW_ROOT
 from fedvlp.data.subgroups import VIEW
 
 
-class Film(NamedTuple):
+class TableFilm(NamedTuple):
     """An image of a collection, as its table has it."""
 
     key: str  # the collection's own name of the image, unique
@@ -56,7 +56,7 @@ class TabularSource(Published):
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names that the collection lacks are nan
     frontal: bool = True  # leave out the lateral views, where the collection has such
 
-    def films(self) -> Iterable[Film]:
+    def films(self) -> Iterable[TableFilm]:
         """What the table lists. Raises ValueError that names missing tables or columns, or counts strange cells."""
         raise NotImplementedError
 
@@ -87,7 +87,7 @@ class TabularSource(Published):
             subgroups={name: values for name, values in grouped.items() if any(values)},
         )
 
-    def _refused(self, film: Film) -> str:
+    def _refused(self, film: TableFilm) -> str:
         """Why an image is not in the cohort; "" where nothing but its report could be the reason."""
         return film.left_out or ("not frontal" if self.frontal and film.lateral else "")
 
@@ -95,7 +95,7 @@ class TabularSource(Published):
         """The text that the cohort has of a report."""
         return report
 
-    def _files(self, root: Path, rows: list[Film]) -> list[Path]:
+    def _files(self, root: Path, rows: list[TableFilm]) -> list[Path]:
         named = {file.name: file for file in sorted(root.rglob(self.anywhere))} if self.anywhere else {}
         names = ImageNames(root.resolve())
         return [
@@ -121,7 +121,7 @@ class ReportedSource(TabularSource):
         return clean_report(report, self.min_report_words, self.min_sentence_words)
 
 
-def _study(film: Film) -> str:
+def _study(film: TableFilm) -> str:
     return film.key if film.study is None else film.study
 
 
@@ -143,7 +143,7 @@ class PadChestSource(ReportedSource):
     known: ClassVar[str] = "padchest"
     table: ClassVar[str] = "PADCHEST_chest_x_ray_images_labels_160K_01.02.19.csv"
 
-    def films(self) -> Iterator[Film]:
+    def films(self) -> Iterator[TableFilm]:
         """A film's age is that at its study; what the tables call L is lateral."""
         columns = ("ImageID", "ImageDir", "StudyID", "PatientID", "Projection", "Report", "Labels")
         optional = ("StudyDate_DICOM", "PatientBirth", "PatientSex_DICOM")
@@ -153,7 +153,7 @@ class PadChestSource(ReportedSource):
             folder = Path(self.root or "", row["ImageDir"])
             view = views.get(row["Projection"], "")
             years = [row["StudyDate_DICOM"][:4], row["PatientBirth"].partition(".")[0]]
-            yield Film(
+            yield TableFilm(
                 key=row["ImageID"],
                 file=f"{row['ImageDir']}/{row['ImageID']}" if row["ImageDir"] and folder.is_dir() else row["ImageID"],
                 patient=row["PatientID"],
@@ -191,14 +191,14 @@ class CheXpertPlusSource(ReportedSource):
         given = {"path": str(first_of(root, [cls.table])), "root": str(images)}
         return given | ({"labelled": str(labels)} if labels else {})
 
-    def films(self) -> Iterator[Film]:
+    def films(self) -> Iterator[TableFilm]:
         """Of DICOM and PNG files the names have another suffix than in the table."""
         columns = ("path_to_image", "frontal_lateral", "deid_patient_id", "section_findings", "section_impression")
         labels = self._labelled()
         for row in read_rows(self.known, self.path, columns, ("ap_pa", "split", "sex", "age")):
             path = Path(row["path_to_image"])
             frontal = row["frontal_lateral"].lower() == "frontal"
-            yield Film(
+            yield TableFilm(
                 key=path.as_posix(),
                 file=path.with_suffix("").as_posix(),
                 patient=row["deid_patient_id"],
@@ -245,7 +245,7 @@ class VinDrSource(TabularSource):
     published_as: ClassVar[Mapping[str, str]] = {"path": "annotations or train.csv"}
     needs: ClassVar[tuple[str, ...]] = ("train",)  # of Kaggle's competition the test films have no labels
 
-    def films(self) -> Iterator[Film]:
+    def films(self) -> Iterator[TableFilm]:
         """Each film once, with the classes of all its rows."""
         folder = Path(self.path)
         if not folder.is_dir():
@@ -256,12 +256,12 @@ class VinDrSource(TabularSource):
             if table := first_of(folder, [f"image_labels_{split}.csv"]):
                 yield from self._of(split, self._tabled(table))
 
-    def _of(self, split: str, classes: dict[str, dict[str, float]]) -> Iterator[Film]:
+    def _of(self, split: str, classes: dict[str, dict[str, float]]) -> Iterator[TableFilm]:
         for key, of_film in classes.items():
             have = {name: terms for name, terms in VINDR.items() if not of_film.keys().isdisjoint(terms)}
             named = _mentioned([name for name, value in of_film.items() if value], have)
             given = "test" if split == "test" else ""
-            yield Film(key, f"{split}/{key}", {**of_film, **named}, split=given)
+            yield TableFilm(key, f"{split}/{key}", {**of_film, **named}, split=given)
 
     def _boxed(self, table: Path) -> dict[str, dict[str, float]]:
         """Film -> class -> whether it has a box of it, of all classes that any film has."""
@@ -310,12 +310,12 @@ class NIHSource(TabularSource):
     # the published test_list.txt; None: test patients are drawn
     test_list: str | None = field(default=None, metadata=BELOW_ROOT)
 
-    def films(self) -> Iterator[Film]:
+    def films(self) -> Iterator[TableFilm]:
         """A film on the published list is tested on."""
         columns = ("Image Index", "Finding Labels", "Patient ID", "Follow-up #")
         listed = self._listed()
         for row in read_rows(self.known, self.path, columns, ("Patient Gender", "Patient Age", "View Position")):
-            yield Film(
+            yield TableFilm(
                 key=row["Image Index"],
                 file=Path(row["Image Index"]),
                 findings=_mentioned(row["Finding Labels"].split("|"), NIH),
@@ -362,7 +362,7 @@ class CheXpertSource(TabularSource):
         given = {"path": str(first_of(folder, ["train.csv"])), "root": str(folder)}
         return given | ({"valid": str(valid)} if valid else {})
 
-    def films(self) -> Iterator[Film]:
+    def films(self) -> Iterator[TableFilm]:
         """The rows of the tables. The folder of the collection may have another name than the tables give it."""
         columns = ("Path", "Frontal/Lateral", *CHEXPERT)
         tables = [self.path, self.valid] if self.valid else [self.path]
@@ -377,7 +377,7 @@ class CheXpertSource(TabularSource):
         within = bool(rows) and Path(self.root or "", Path(rows[0]["Path"]).parts[0]).is_dir()
         for row, path, values in zip(rows, paths, labels.tolist(), strict=True):
             frontal = row["Frontal/Lateral"] == "Frontal"
-            yield Film(
+            yield TableFilm(
                 key=path[0],
                 file=Path(row["Path"] if within else path[0]),
                 findings=dict(zip(CHEXPERT, values, strict=True)),
@@ -424,13 +424,13 @@ class RSNASource(TabularSource):
     val_fraction: float = 0.15  # of the patients
     test_fraction: float = 0.15  # of the patients
 
-    def films(self) -> Iterator[Film]:
+    def films(self) -> Iterator[TableFilm]:
         """The patients, whose rows have to agree."""
         target = self._agreed(self.path, self.columns, "Target", ("0", "1"))
         detail = self._agreed(self.classes, ("patientId", "class"), "class", CLASSES) if self.classes else {}
         unpacked = Path("stage_2_train_images" if Path(self.root or "", "stage_2_train_images").is_dir() else "")
         for key, box in target.items():
-            yield Film(key, unpacked / f"{key}.dcm", {"Pneumonia": float(box), **CLASSES[detail.get(key, "")]})
+            yield TableFilm(key, unpacked / f"{key}.dcm", {"Pneumonia": float(box), **CLASSES[detail.get(key, "")]})
 
     def listing(self) -> Listing:
         """With the boxes of each film. Raises ValueError for a box that is none of such a film."""
@@ -512,10 +512,10 @@ class SIIMSource(TabularSource):
 
     labels: tuple[str, ...] | str = (PNEUMOTHORAX,)
 
-    def films(self) -> Iterator[Film]:
+    def films(self) -> Iterator[TableFilm]:
         """Each film once."""
         rows = [(row["ImageId"], row["EncodedPixels"]) for row in read_rows(self.known, self.path, SIIM_COLUMNS)]
-        return (Film(key, Path(f"{key}.dcm"), labels) for key, labels in _outlined(self.known, rows).items())
+        return (TableFilm(key, Path(f"{key}.dcm"), labels) for key, labels in _outlined(self.known, rows).items())
 
 
 SIIM_COLUMNS = ("ImageId", "EncodedPixels")
@@ -536,12 +536,12 @@ class CandidPTXSource(ReportedSource):
 
     labels: tuple[str, ...] | str = (PNEUMOTHORAX,)
 
-    def films(self) -> Iterator[Film]:
+    def films(self) -> Iterator[TableFilm]:
         """Each film once, with the report of its first row."""
         rows = list(read_rows(self.known, self.path, ("SOPInstanceUID", "EncodedPixels", "Report")))
         reports = {row["SOPInstanceUID"]: row["Report"] for row in reversed(rows)}
         outlined = _outlined(self.known, [(row["SOPInstanceUID"], row["EncodedPixels"]) for row in rows])
-        return (Film(key, self._file(key), labels, report=reports[key]) for key, labels in outlined.items())
+        return (TableFilm(key, self._file(key), labels, report=reports[key]) for key, labels in outlined.items())
 
     def _file(self, key: str) -> Path:
         """A film's file; where none exists, a name that is then counted as missing."""
@@ -572,13 +572,13 @@ class COVIDxSource(TabularSource):
     labels: tuple[str, ...] | str = COVID_LABELS
     val_fraction: float = 0.2  # of the patients
 
-    def films(self) -> Iterator[Film]:
+    def films(self) -> Iterator[TableFilm]:
         """The films of both lists."""
         yield from self._read(self.path, "train", "")
         if self.test_list:
             yield from self._read(self.test_list, "test", "test")
 
-    def _read(self, path: str, folder: str, split: str) -> Iterator[Film]:
+    def _read(self, path: str, folder: str, split: str) -> Iterator[TableFilm]:
         """The films of one list. Raises ValueError for a missing list, or lines of another form."""
         file = first_of(Path(path).parent, [Path(path).name])
         if file is None:
@@ -592,7 +592,9 @@ class COVIDxSource(TabularSource):
             )
         for patient, name, kind, source in lines:
             key = f"{folder}/{Path(name).name}"
-            yield Film(key, Path(key), _one_of(COVID_LABELS, COVID_CLASSES[kind]), f"{source} {patient}", split=split)
+            yield TableFilm(
+                key, Path(key), _one_of(COVID_LABELS, COVID_CLASSES[kind]), f"{source} {patient}", split=split
+            )
 
 
 def _one_of(classes: Iterable[str], chosen: str) -> dict[str, float]:
@@ -621,7 +623,7 @@ class COVIDRadiographySource(TabularSource):
 
     labels: tuple[str, ...] | str = tuple(FOLDERS.values())
 
-    def films(self) -> Iterator[Film]:
+    def films(self) -> Iterator[TableFilm]:
         """The films, by class and name. Raises ValueError that lists the folders that are missing or empty."""
         require_items(self.known, Path(self.path), FOLDERS)
         of_class = {name: self._of(Path(self.path) / name) for name in FOLDERS}
@@ -629,7 +631,7 @@ class COVIDRadiographySource(TabularSource):
             raise ValueError(f"covid_radiography source: no .png is in {', '.join(empty)}; unpack the whole archive")
         for folder, label in FOLDERS.items():
             for file in of_class[folder]:
-                yield Film(f"{label}/{file.name}", file.absolute(), _one_of(FOLDERS.values(), label))
+                yield TableFilm(f"{label}/{file.name}", file.absolute(), _one_of(FOLDERS.values(), label))
 
     @staticmethod
     def _of(folder: Path) -> list[Path]:

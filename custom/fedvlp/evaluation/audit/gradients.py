@@ -135,8 +135,17 @@ class Inversion:
     matched: int  # reconstructions that are more like their film than like any other
 
     HEAD = (
-        "site", "records", "steps", "seconds", "cosine", "with another", "SSIM", "with another", "others", "found",
-    )  # fmt: skip
+        "site",
+        "records",
+        "steps",
+        "seconds",
+        "cosine",
+        "with another",
+        "SSIM",
+        "with another",
+        "others",
+        "found",
+    )
 
     def cells(self) -> tuple[str, ...]:
         """A line of a table of ``HEAD``."""

@@ -36,7 +36,7 @@ def _smallest(scores: Tensor, k: int) -> Tensor:
 
 
 def most_alike(labels: Tensor, pool_labels: Tensor, candidates: Tensor) -> Tensor:
-    """The candidate [N, k] whose label set is most alike by Jaccard similarity, the first among equals: [N] int64.
+    """The candidate [N, k] whose label set is most similar by Jaccard similarity, the first among equals: [N] int64.
 
     ``labels`` [N, L] and ``pool_labels`` [P, L] are True at the findings present; two empty sets are alike (1).
     """

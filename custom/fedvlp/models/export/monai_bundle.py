@@ -5,7 +5,6 @@ MONAI has no network like it, so the bundle holds it as TorchScript, which needs
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedvlp.core.checkpoint import save_json
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.export.written import (
     CHANNELS,
@@ -117,8 +117,8 @@ def export_monai_bundle(model: DualEncoder, out: Path) -> str:
         for name in ("configs", "docs", "models", "scripts"):
             (folder / name).mkdir()
         said = _metadata(model)
-        _write(folder / "configs" / "metadata.json", said)
-        _write(folder / "configs" / "inference.json", INFERENCE)
+        save_json(folder / "configs" / "metadata.json", said)
+        save_json(folder / "configs" / "inference.json", INFERENCE)
         traced = _traced(model)
         save_net_with_metadata(traced, str(folder / "models" / "model.ts"), include_config_vals=False, meta_values=said)
         write_preparation(model, folder / "scripts", texts=False)
@@ -182,7 +182,3 @@ def _metadata(model: DualEncoder) -> dict[str, Any]:
             "outputs": {"pred": {**vectors, **tensor, "channel_def": {}}},
         },
     }
-
-
-def _write(file: Path, said: dict[str, Any]) -> None:
-    file.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")

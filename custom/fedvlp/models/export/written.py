@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import runpy
 import shutil
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedvlp.core.checkpoint import save_json
 from fedvlp.models.dual_encoder import WEIGHTS, DualEncoder
 from fedvlp.models.tiny import HashTokenizer
 from fedvlp.models.use import evaluating
@@ -47,7 +47,7 @@ def write_preparation(model: DualEncoder, folder: Path, texts: bool = True, norm
     is decoded as it is here.
     """
     said = statistics_of(model.image_encoder) if normalise else {}
-    _write(folder / "preprocessing.json", model.preprocessing and model.preprocessing | said)
+    save_json(folder / "preprocessing.json", model.preprocessing and model.preprocessing | said)
     for name, source in (("prepare.py", "models/export/prepare.py.txt"), ("radiograph.py", "data/radiograph.py")):
         code = files("fedvlp").joinpath(source).read_text(encoding="utf-8")
         (folder / name).write_text(code, encoding="utf-8")
@@ -55,14 +55,10 @@ def write_preparation(model: DualEncoder, folder: Path, texts: bool = True, norm
         return
     tokenizer: Any = model.tokenizer
     if isinstance(tokenizer, HashTokenizer):
-        _write(folder / "tokenization.json", tokenizer.described())
+        save_json(folder / "tokenization.json", tokenizer.described())
         return
-    _write(folder / "tokenization.json", {"kind": "transformers", "max_tokens": tokenizer.max_tokens})
+    save_json(folder / "tokenization.json", {"kind": "transformers", "max_tokens": tokenizer.max_tokens})
     tokenizer.tokenizer.save_pretrained(folder / "tokenizer")
-
-
-def _write(file: Path, said: dict[str, Any]) -> None:
-    file.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
 
 TOLERANCE = 1e-5

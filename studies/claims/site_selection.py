@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlp.core.client import Client
+from fedvlp.core.client import Client, embedded_texts
 from fedvlp.core.optimizers import Adam
 from fedvlp.evaluation.retrieval import embed_images
-from fedvlp.evaluation.zero_shot import class_texts, embedded_texts, prompts, site_probabilities
+from fedvlp.evaluation.zero_shot import class_texts, prompts, site_probabilities
 from fedvlp.models.selector import Selector
 
 PROMPTS = 10  # of each class, with seed 0

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from fedvlp.core.client import Client
 from fedvlp.core.types import Batch, VLOutput
-from fedvlp.evaluation.site_selection import fit, images_of, told
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.objectives.convirt import ConVIRT
+from studies.claims.site_selection import fit, images_of, told
 
 D = 4
 CLASSES = ("Edema", "Pneumonia")
