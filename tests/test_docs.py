@@ -411,3 +411,19 @@ def test_the_pages_agree_on_python() -> None:
     pages = [ROOT / "README.md", *DOCS, *PROSE]
     ranges = {said for path in pages for said in re.findall(r"Python 3\.\d+ to 3\.\d+", path.read_text("utf-8"))}
     assert ranges == {"Python 3.10 to 3.12"}
+
+
+def test_the_runbooks_errors_are_fedvlps() -> None:
+    """What it says that a log shows, "EnvelopeError: the update rests on ... records", is text of the package."""
+    runbook = (ROOT / "provisioning" / "RUNBOOK.md").read_text(encoding="utf-8")
+    sources = (ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py")))
+    texts = "\n".join(
+        node.value
+        for tree in sources
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    said = re.findall(r"`((?!OSError)[A-Z]\w+Error): ([^`]+)`", runbook)  # OSError: the system's words
+    assert len(said) >= 8
+    parts = {part.strip() for _, message in said for part in re.split(r"\.\.\.|SITE", message) if part.strip()}
+    assert {part for part in parts if part not in texts} == set(), "no error of fedvlp has these words"

@@ -1,4 +1,4 @@
-"""The workload of ``orchestration.py`` in Flower's simulation, as its quick start has it: for a Python that has flwr.
+"""The workload of ``orchestration.py`` in Flower's simulation: as its quick start has it, for a Python that has flwr.
 
     FLWR_TELEMETRY_ENABLED=0 python studies/programs/flower_peer.py SIZE FOLDER
 

@@ -1,4 +1,4 @@
-"""Everything that a GPU has to show, in one command of at most nine minutes on one H100 or H200.
+"""All that a GPU has to show, in nine minutes, on one H100 or H200.
 
     python studies/programs/gpu.py --resume gpu.json             # goes on with what gpu.json lacks
     python studies/programs/gpu.py --only run steps              # some pieces alone

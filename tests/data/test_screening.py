@@ -170,7 +170,7 @@ def test_a_source_that_cannot_be_searched_first_is_built() -> None:
             return cohort
 
     of = DataSource.of(Own())
-    assert (of.modalities, of.in_colour, of.by_site(), of.classes()) == (("image", "text"), False, {}, ())
+    assert (of.modalities, of.in_colour, of.by_site(), of.class_names()) == (("image", "text"), False, {}, ())
     screened = screen(Own())
     assert (screened.phi, screened.records, screened.build()) == ({"date": 2}, 8, cohort)
 

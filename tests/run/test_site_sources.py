@@ -21,9 +21,11 @@ from fedvlp.data.synthetic.files import write
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg
 from fedvlp.models.tiny import HashTokenizer
+from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import from_config, to_config
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.fitting import fitted
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import OtherDataError, simulate
 from fedvlp.run.site_sources import SiteSources
@@ -73,7 +75,7 @@ def test_records_at_two_sites_are_refused_and_so_are_two_sites_of_a_name(tmp_pat
         SiteSources((("north", north), ("south", north))).build()
     with pytest.raises(ValueError, match="north has two data sets"):
         SiteSources((("north", north), ("north", north)))
-    with pytest.raises(ValueError, match="there is none"):
+    with pytest.raises(ValueError, match="no sites given"):
         SiteSources(())
 
 
@@ -179,3 +181,10 @@ def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:
     (folder.path / "partition.json").write_text(json.dumps({"ids": ["a"], "settings": {"sites": "x"}}))
     simulate(experiment, folder)
     assert json.loads((folder.path / "partition.json").read_text())["settings"]["cohort"]
+
+
+def test_a_collection_with_a_file_of_classes_is_a_site_of_creamfl() -> None:
+    """RSNA's setting ``classes`` is a file's name, and was called as what tells a collection's classes."""
+    rsna = SOURCES["rsna"](path="labels.csv", classes="detailed.csv")  # type: ignore[call-arg]
+    asked = replace(presets.get("creamfl"), data=SiteSources((("north", rsna),)))
+    assert fitted(asked).partition.sites == 1

@@ -17,7 +17,7 @@ from fedvlp.core.client import Client, named_state
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed as core_seed
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Batch, Broadcast, Update, VLOutput, group
+from fedvlp.core.types import Batch, Broadcast, VLOutput, group
 from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.training.config import Training
 from fedvlp.training.loop import Aborted, train
@@ -241,38 +241,6 @@ def test_a_loss_that_is_not_finite_is_an_error_that_names_its_step(value: float)
         go(Breaks(local_steps=5), toy_client(), SGD, Broadcast(4, "train", {}))
 
 
-def moved(training: Training, scales: dict[str, float]) -> dict[str, Tensor]:
-    """How far one step from the initial weights goes, in float64."""
-    client = toy_client()
-    client.model.double()
-    client.data.content = {"train": tuple(t.double() for t in client.data.content["train"])}  # type: ignore
-    before = clone(client.state())
-    go(Method(local_steps=1), client, training, Broadcast(0, "train", {}, **scales))
-    return {name: tensor - before[name] for name, tensor in client.state().items()}
-
-
-@pytest.mark.parametrize("training", [replace(SGD, weight_decay=0.3), replace(ADAMW, weight_decay=0.3)])
-def test_b6_doubling_lr_scale_doubles_the_first_step(training: Training) -> None:
-    """Both lr*g and the decoupled decay lr*wd*p are linear in lr."""
-    once, twice = moved(training, {"lr_scale": 1.0}), moved(training, {"lr_scale": 2.0})
-    assert max(step.abs().max() for step in once.values()) > 1e-4
-    for name, step in once.items():
-        assert torch.allclose(twice[name], 2 * step, rtol=1e-9, atol=1e-12), name
-
-
-def test_b6_doubling_loss_scale_doubles_an_sgd_step() -> None:
-    once, twice = moved(SGD, {"loss_scale": 1.0}), moved(SGD, {"loss_scale": 2.0})
-    for name, step in once.items():
-        assert torch.allclose(twice[name], 2 * step, rtol=1e-9, atol=1e-12), name
-
-
-def test_b6_doubling_loss_scale_leaves_an_adamw_step_unchanged() -> None:
-    """Up to eps in the denominator: g/(|g| + eps). It documents bug D2 of the released code."""
-    once, twice = moved(ADAMW, {"loss_scale": 1.0}), moved(ADAMW, {"loss_scale": 2.0})
-    for name, step in once.items():
-        assert torch.allclose(twice[name], step, rtol=1e-4, atol=1e-6), name
-
-
 def test_the_loss_that_is_reported_is_not_scaled() -> None:
     client = scalars_client()
     message = Broadcast(0, "train", {}, loss_scale=3.0)
@@ -367,13 +335,6 @@ def test_the_base_class_trains_and_shares_everything() -> None:
     assert Method().upload(client, message).keys() == client.state().keys()
     assert Method().upload(client, message)["text_head.bias"] is not None
     assert Method().phases(5) == ("train",)
-
-
-@pytest.mark.parametrize(("weighting", "expected"), [("samples", [0.0, 12.0]), ("uniform", [0.0, 1.0])])
-def test_weight(weighting: str, expected: list[float]) -> None:
-    server = Server(("a", "b"), {})
-    method = Method(weighting=weighting)
-    assert [method.weight(server, Update("a", 0, "train", n)) for n in (0, 12)] == expected
 
 
 def test_expected_weight_is_last_rounds() -> None:

@@ -199,7 +199,7 @@ def test_a_weight_without_gradient_is_left_alone_whatever_came_before() -> None:
     ],
 )
 def test_rows_of_a_loss(settings: dict[str, Any], seen: list[int]) -> None:
-    """Cached parts share one loss. The mean over unequal parts weighs them by their rows: 3 for any parts."""
+    """Cached parts share one loss; plain ones have one each, and the mean of all is 3. Unequal ones: test_config.py."""
     one, rows = client(), []
 
     def losses(batch: Batch) -> dict[str, Tensor]:

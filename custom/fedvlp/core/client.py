@@ -249,7 +249,8 @@ class Client:
     @contextmanager
     def in_micro_batches(self, how: MicroBatching) -> Iterator[None]:
         """Lets the towers of the model, and of its anchor, see micro-batches. Raises ValueError if they cannot."""
-        if not isinstance(self.model, Trainee):
+        takes = isinstance(self.model, Trainee)  # by a name of its own: the type checker goes on knowing a module
+        if not takes:
             raise ValueError(f"{self.name}: this model cannot take micro-batches; set training.micro_batch to 0")
         for name, module in self.model.named_modules():
             normalises = isinstance(module, BatchNorm) and module.training

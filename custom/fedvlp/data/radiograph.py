@@ -39,7 +39,7 @@ DICOM_TAGS = (
 )  # fmt: skip
 """The tags that pixels depend on. No other tag of a DICOM file is read, so nothing about the patient is."""
 
-RESCALE = ("ModalityLUTSequence",)  # from stored values to the detector's
+RESCALE = ("ModalityLUTSequence", "RescaleSlope", "RescaleIntercept")  # from stored values to the detector's
 WINDOW = ("VOILUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction")  # from these to what a screen shows
 CARRY = 0.06  # of the lower bits' range; measured on films: 0.1 to 1 where bits are lacking, within 0.04 of 0 elsewhere
 UNUSABLE = ", with a window or rescale that cannot be applied"

@@ -75,7 +75,7 @@ class DataSource:
         """Site -> its own data set, where it deals its records to sites itself ("public" is the public set)."""
         return {}
 
-    def classes(self) -> tuple[str, ...]:
+    def class_names(self) -> tuple[str, ...]:
         """The classes of which each record has one, where that is so."""
         return ()
 

@@ -52,7 +52,7 @@ def of_modalities(experiment: Experiment, sources: Mapping[str, Any]) -> Experim
     models = _models_by_modality(experiment)
     given = tuple((name, models[DataSource.of(source).modalities]) for name, source in sites.items()) if models else ()
     experiment = replace(experiment, partition=split, site_models=given)
-    classes = {name for source in sites.values() for name in DataSource.of(source).classes()}
+    classes = {name for source in sites.values() for name in DataSource.of(source).class_names()}
     if not classes:
         return experiment
     objective: Any = experiment.objective

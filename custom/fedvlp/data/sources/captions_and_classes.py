@@ -47,7 +47,7 @@ class AGNewsSource(Published):
         require_items("ag_news", folder, AG_NEWS_FILES)
         return {"path": str(folder), "root": str(folder)}
 
-    def classes(self) -> tuple[str, ...]:
+    def class_names(self) -> tuple[str, ...]:
         """The names of the classes, of which each text has one."""
         return TOPICS
 
@@ -233,7 +233,7 @@ class Cifar100Source(Photographs):
         require_items("cifar100", folder, CIFAR_FILES)
         return {"path": str(folder), "root": str(folder)}
 
-    def classes(self) -> tuple[str, ...]:
+    def class_names(self) -> tuple[str, ...]:
         """The names of the fine classes, of which each image has one. Raises ValueError where their file is missing."""
         require_items("cifar100", self._folder, [NAMES])
         return tuple((self._folder / NAMES).read_text(encoding="utf-8").split())
@@ -241,7 +241,7 @@ class Cifar100Source(Photographs):
     def listing(self) -> Listing:
         """The images, train.bin's first. Raises ValueError if a file is missing or its length or labels do not fit."""
         require_items("cifar100", self._folder, CIFAR_FILES)
-        names = self.classes()
+        names = self.class_names()
         train, test = (self._records(name, len(names))[:, 1] for name in CIFAR_FILES[:2])
         keys = [f"{name}-{row}" for name, of in (("train", train), ("test", test)) for row in range(len(of))]
         splits = np.array(["train"] * len(train) + ["test"] * len(test), dtype="<U5")
