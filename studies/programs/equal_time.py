@@ -46,8 +46,9 @@ def experiments(cohort: str, seed: int) -> dict[str, Experiment]:
     )
     rows = {"fedavg": fedavg, "fedavg-short": short}
     if short.norm_statistics == "averaged":
-        model = replace(short.model, head_norm="batch")
-        rows["fedavg-short-own-norm"] = replace(short, model=model, norm_statistics="site")
+        for name, one in list(rows.items()):
+            model = replace(one.model, head_norm="batch")
+            rows[f"{name}-own-norm"] = replace(one, model=model, norm_statistics="site")
     return rows
 
 
@@ -102,11 +103,12 @@ def main() -> None:
         measure(options.cohort, 1 if options.quick else 3)
     else:
         cohort = options.cohort
-        left_out = () if options.own_norm else ("fedavg-short-own-norm",)
         scenario = replace(
             SCENARIOS[cohort],
             experiments=lambda seed: {
-                name: one for name, one in experiments(cohort, seed).items() if name not in left_out
+                name: one
+                for name, one in experiments(cohort, seed).items()
+                if options.own_norm or not name.endswith("own-norm")
             },
         )
         rows = finished(scenario, options)
