@@ -156,7 +156,7 @@ def test_an_unknown_command_or_option_is_found() -> None:
     assert unknown("fedvlp simulate feddra --set method.mu=0") == []
     assert unknown("fedvlp jobs build --check") == []
     assert unknown("fedvlp simulat feddra") == ["simulat"]
-    assert unknown("fedvlp simulate feddra --seed 1") == ["--seed"]
+    assert unknown("fedvlp simulate feddra --sead 1") == ["--sead"]
 
 
 def test_the_demos_runs_lie_beside_it_whatever_the_shell_says(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def test_a_site_sees_what_its_limit_would_measure(run: RunFolder) -> None:
     done = CliRunner().invoke(app, ["audit", str(run.path), "--outgoing"], env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     for site in ("site-1", "site-2"):
-        (line,) = [line for line in done.output.splitlines() if line.startswith(f"{site}: area ")]
+        (line,) = [line for line in done.output.splitlines() if line.startswith(f"{site}: AUC ")]
         assert 0 <= float(line.split()[2]) <= 100
     assert "envelope.most_membership" in done.output
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before

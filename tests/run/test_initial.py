@@ -70,7 +70,7 @@ def test_the_weight_averaging_demos_start_from_the_shipped_encoders() -> None:
     ours = (
         "fedavg", "fedprox", "scaffold", "fednova", "fedbn", "fedldawa", "fedmoon", "feddra", "fedrgb", "local",
         "centralized", "fedu", "fedema", "fedx", "fedmae", "fedcca",
-        "prompt-learning", "clip-adapter",
+        "prompt-learning", "clip-adapter", "recommended",
     )  # fmt: skip
     assert {PRESETS[name].model.init for name in ours} == {f"tiny-pool@{SHIPPED['tiny-pool']}"}
     assert {PRESETS[name].model.init for name in PRESETS if name not in ours} == {""}
