@@ -132,7 +132,8 @@ class Site:
             private = self._fewest(remembered.pop(FEWEST, None), message)
             client.memory, own = norm_statistics.split(remembered)
             mine = norm_statistics.own(own, method.trainee(message.phase))
-            message = replace(message, state=norm_statistics.complete(client, message.state, mine))
+            measured = self._reads_statistics(message)
+            message = replace(message, state=norm_statistics.complete(client, message.state, mine, measured))
             moments = self._moments(message, task)
             unfinished = self._unfinished(message, moments or {})
 
@@ -175,6 +176,14 @@ class Site:
             modalities=client.modalities,
             public_id=client.public_id,
         )
+
+    def _reads_statistics(self, message: Broadcast) -> bool:
+        """Whether anything reads the running statistics of the received model.
+
+        An evaluation does, and a method's own hooks may: anchors, a probe. FedAvg's training normalises by its batches.
+        """
+        own = any(name.startswith(OBJECTIVE) for name in self.client.site_only)
+        return message.phase == EVALUATE or message.evaluate or own or bool(overridden(self.method, SiteHooks))
 
     def _remember(self, task: tuple[int, int], phase: str, remembered: State, moments: State | None) -> None:
         """Keeps what the next task begins with: the site's memory, and the optimiser's where the settings ask for it.
