@@ -52,6 +52,29 @@ def last(run: RunFolder) -> dict[str, dict[str, float]]:
     return by_site(record)
 
 
+def test_statistics_that_nothing_reads_are_not_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedAvg's training normalises by its batches: with a pass for every task the model has the same bytes."""
+    three = replace(experiment(FedAvg(local_steps=2)), rounds=Rounds(rounds=3, evaluate_every=3))
+    passes: list[str] = []
+    estimate, complete = norm_statistics.estimate, norm_statistics.complete
+    monkeypatch.setattr(norm_statistics, "estimate", lambda client: (passes.append(client.name), estimate(client))[1])
+    servers = []
+    for name, always in (("as needed", False), ("always", True)):
+        if always:
+            monkeypatch.setattr(norm_statistics, "complete", lambda *received: complete(*received[:3]))
+        folder = RunFolder.create(tmp_path / name, three)
+        simulate(three, folder, workers=1)
+        servers.append((folder.server()[0].state, last(folder), len(passes)))  # type: ignore[index]
+        passes.clear()
+    (saved, figures, few), (whole, expected, many) = servers
+    assert saved.keys() == whole.keys()
+    assert all(torch.equal(saved[key], whole[key]) for key in saved)
+    assert {site: {k: v for k, v in of.items() if k.startswith("test/")} for site, of in figures.items()} == {
+        site: {k: v for k, v in of.items() if k.startswith("test/")} for site, of in expected.items()
+    }
+    assert few < many
+
+
 def test_the_server_holds_nobodys_normalisation(run: RunFolder) -> None:
     server, _ = Server.load(run.checkpoint)
     names = set(server.state) | {name.rpartition("/")[2] for name in server.memory}

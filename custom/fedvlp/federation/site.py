@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedvlp.core import metric_names, norm_statistics
-from fedvlp.core.client import Client
+from fedvlp.core.client import OBJECTIVE, Client
 from fedvlp.core.device import to_host
-from fedvlp.core.method import Method
+from fedvlp.core.method import Method, SiteHooks, overridden
 from fedvlp.core.seeds import seed, set_global
 from fedvlp.core.site_error import UNTOLD, UNWRITABLE, SiteError
 from fedvlp.core.types import EVALUATE, Broadcast, Failure, FailureKind, State, Update
