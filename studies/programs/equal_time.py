@@ -1,4 +1,4 @@
-"""Processor time of the sites' training: what a round of each method costs, and what short rounds are worth.
+"""Processor time of training: what a round of each method costs, and what short rounds are worth.
 
     python studies/programs/equal_time.py --measure [--cohort label-skew]      # some minutes of a quiet core
     python studies/programs/equal_time.py [--cohort label-skew] [--seeds 0-4] [--jobs 1]
