@@ -183,7 +183,7 @@ class Site:
         An evaluation does, and a method's own hooks may: anchors, a probe. FedAvg's training normalises by its batches.
         """
         own = any(name.startswith(OBJECTIVE) for name in self.client.site_only)
-        return message.phase == EVALUATE or message.evaluate or own or bool(overridden(self.method, SiteHooks))
+        return bool(message.phase == EVALUATE or message.evaluate or own or overridden(self.method, SiteHooks))
 
     def _remember(self, task: tuple[int, int], phase: str, remembered: State, moments: State | None) -> None:
         """Keeps what the next task begins with: the site's memory, and the optimiser's where the settings ask for it.
