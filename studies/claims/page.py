@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-from fedvlp.evaluation.intervals import Interval, over_seeds
+from fedvlp.evaluation.intervals import Interval, holm, over_seeds
 from fedvlp.report import html
 from fedvlp.run.cell_results import NotRunError, Table, origin
-from studies.claims.scenario import UNDECIDED, Claim, Precondition, Scenario, holm, p_value, verdict
+from studies.claims.scenario import UNDECIDED, Claim, Precondition, Scenario, p_value, verdict
 
 INVALID, MISSING = "not ranked", "not run"
 """The verdict where a precondition of the scenario does not hold, and where no seed has both methods."""
@@ -70,12 +70,12 @@ def corrected(every: Sequence[Results]) -> list[Results]:
         for one in results.outcomes:
             if one.p is not None:
                 family.setdefault(one.claim.paper, []).append(one.p)
-    significant = {paper: holm(values) for paper, values in family.items()}
+    adjusted = {paper: dict(zip(values, holm(values), strict=True)) for paper, values in family.items()}
 
     def judged(one: Outcome) -> Outcome:
         if one.p is None:
             return one
-        return replace(one, corrected=one.verdict if one.p in significant[one.claim.paper] else UNDECIDED)
+        return replace(one, corrected=one.verdict if adjusted[one.claim.paper][one.p] < 0.05 else UNDECIDED)
 
     return [replace(results, outcomes=tuple(map(judged, results.outcomes))) for results in every]
 

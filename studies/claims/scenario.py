@@ -68,16 +68,6 @@ def p_value(differences: Sequence[float]) -> float | None:
     return 2 * float(t.sf(abs(mean) / error, len(differences) - 1))
 
 
-def holm(values: Sequence[float], level: float = 0.05) -> set[float]:
-    """Those p-values of a family that Holm's step-down procedure rejects; ``level`` is the familywise error."""
-    rejected = set()
-    for index, value in enumerate(sorted(values)):
-        if value > level / (len(values) - index):
-            break
-        rejected.add(value)
-    return rejected
-
-
 def ahead(method: str, other: str, figure: str, other_figure: str = "") -> Precondition:
     """``method`` is ahead of the other, or of its ``other_figure``, by more than a standard error of the difference."""
 

@@ -15,7 +15,6 @@ from studies.claims.scenario import (
     apart_methods,
     at_least,
     at_most,
-    holm,
     p_value,
     verdict,
 )
@@ -41,13 +40,6 @@ def test_verdicts() -> None:
         ([1.0, 1.0], HOLDS), ([0.0, 0.0], UNDECIDED),
     ]:  # fmt: skip
         assert verdict(over_seeds(differences)) == expected
-
-
-def test_holm_by_hand() -> None:
-    """Of four the smallest must be at most 0.05 / 4, the next 0.05 / 3, ...; the first that is not stops it."""
-    assert holm([0.01, 0.04, 0.03, 0.005]) == {0.005, 0.01}  # 0.03 is above 0.05 / 2, so 0.04 is not asked
-    assert holm([0.013, 0.02, 0.04, 0.05]) == set()
-    assert holm([0.04]) == {0.04}
 
 
 def test_p_value_agrees_with_the_interval() -> None:
