@@ -56,6 +56,13 @@ def test_items_become_rows() -> None:
     assert next(data.batches("train", 4, drop_last=False))["image"].shape == (4, 1, 32, 32)
 
 
+def test_one_item_without_an_image_does_not_take_those_of_the_others() -> None:
+    """Of whichever item, the first too; where none has one, reports are all there is."""
+    cohort = Mine(change=lambda index, item: item | {"image": item["image"] if index else None}).build()
+    assert (len(cohort), cohort.has_image().all()) == (19, True)
+    assert not Mine(change=lambda index, item: item | {"image": None}).build().has_image().any()
+
+
 @pytest.mark.parametrize(
     "form",
     [torch.from_numpy, lambda film: torch.from_numpy(film)[None], lambda film: torch.from_numpy(film) / 255,

@@ -76,7 +76,7 @@ class DatasetSource(Photographs):
     def _images(self, listing: Listing, ids: Sequence[str], most: int, building: Building) -> Images | None:
         """The images, in memory: nothing but the pixels themselves would tell a cache on disk that they changed."""
         dataset = self.dataset()
-        if not len(dataset) or dataset[0].get("image") is None:
+        if all(dataset[index].get("image") is None for index in range(len(dataset))):
             return None
         reading = partial(_film, dataset, self.image_size, self.colour)
         return cached_images(None, "torch-dataset", range(most), reading, shape_of(self.image_size, self.colour))
