@@ -34,7 +34,7 @@ from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.objectives import OBJECTIVES
 from fedvlp.run.experiment import Partition
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "custom" / "fedvlp"

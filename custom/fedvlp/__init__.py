@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # what __getattr__ finds, for type checkers and editors
     from fedvlp.run.folder import RunFolder as RunFolder
     from fedvlp.run.model_use import load_model as load_model
     from fedvlp.run.simulate import simulate as simulate
-    from fedvlp.training.config import Training as Training
+    from fedvlp.training.settings import Training as Training
 
 __version__ = "0.1.0"
 __getattr__, __dir__ = names.lazy(__name__)

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from fedvlp.cli.overrides import seeds_of
 from fedvlp.core.client import named_state
-from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
+from fedvlp.core.metric_keys import BYTES_DOWN, BYTES_UP
 from fedvlp.data.cohort import SPLITS
 from fedvlp.data.loader import SiteData
 from fedvlp.evaluation.intervals import over_seeds

@@ -36,7 +36,7 @@ from common import command_line, interleaved, machine, mean_sd, rounded, say, ta
 from echo import EchoModel
 
 from fedvlp.core.checkpoint import load_tensors, save_tensors
-from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
+from fedvlp.core.metric_keys import BYTES_DOWN, BYTES_UP
 from fedvlp.core.types import Broadcast, Reply, State, Update, group
 from fedvlp.data.cohort import SPLITS
 from fedvlp.evaluation.metric_names import recall_at

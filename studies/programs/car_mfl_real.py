@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from common import command_line, machine, rounded, say
 
-from fedvlp.core.metric_names import loss
+from fedvlp.core.metric_keys import loss
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.labels import Terms, from_terms
 from fedvlp.data.loader import SiteData
@@ -36,7 +36,7 @@ from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.objectives.bce import BCEConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 LABELS = ("Pneumonia", "No Finding", "COVID-19")
 METHODS = {"mFedAvgP": MFedAvg(public=True), "CAR-MFL softmax": CARMFL(), "CAR-MFL linear": CARMFL(renorm="linear")}

@@ -38,7 +38,7 @@ from fedvlp.methods.fedcca import before_heads, heads, moments_of_features
 from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 SITES, ROUNDS, STEPS, SCALE = 4, 6, 12, 0.01
 NAMES = ("COVID-19", "Pneumonia", "No Finding")

@@ -54,8 +54,8 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 from fedvlp.training.autotune import choose
-from fedvlp.training.config import Training
-from fedvlp.training.loop import train
+from fedvlp.training.local_training import train
+from fedvlp.training.settings import Training
 
 MINUTES = 9.0
 LIMITS = {

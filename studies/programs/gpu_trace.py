@@ -378,7 +378,7 @@ def recorded(rounds: int, quick: bool) -> list[Any]:
     from fedvlp.run import presets
     from fedvlp.run.folder import RunFolder
     from fedvlp.run.simulate import simulate
-    from fedvlp.training.config import Training
+    from fedvlp.training.settings import Training
 
     chosen = presets.get("feddra-paper")
     model = ModelConfig(image_size=32, max_tokens=32, head_hidden=16, head_norm="layer", text_layers=1)

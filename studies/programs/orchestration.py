@@ -59,7 +59,7 @@ def experiment(size: Size) -> Any:
     from fedvlp.federation.loop import Rounds
     from fedvlp.models.dual_encoder import ModelConfig
     from fedvlp.run.experiment import Experiment
-    from fedvlp.training.config import Training
+    from fedvlp.training.settings import Training
 
     model = ModelConfig(vocabulary=size.vocabulary, head_norm="layer", head_hidden=256)
     data = SyntheticCohort(sites=size.sites, size=size.studies, image_size=72, beta=1000.0)

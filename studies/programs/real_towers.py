@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from fedvlp.cli.overrides import seeds_of
 from fedvlp.core.client import embedded_texts
-from fedvlp.core.metric_names import PROCESSOR_SECONDS
+from fedvlp.core.metric_keys import PROCESSOR_SECONDS
 from fedvlp.data.cohort import SPLITS
 from fedvlp.data.sources.table import TableSource
 from fedvlp.evaluation.audit.membership import matching_weights, membership, standardised

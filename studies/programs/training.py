@@ -45,9 +45,9 @@ from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.training.autotune import choose, measured
-from fedvlp.training.config import Training
 from fedvlp.training.frozen_features import FixedFeatures
-from fedvlp.training.loop import train
+from fedvlp.training.local_training import train
+from fedvlp.training.settings import Training
 
 TOKENS = 64
 PLAIN = Training(lr=2e-5)

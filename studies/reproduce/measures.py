@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
+from fedvlp.core.metric_keys import BYTES_DOWN, BYTES_UP
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.loader import SiteData
 from fedvlp.evaluation import metric_names as names

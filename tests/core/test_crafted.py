@@ -19,8 +19,8 @@ from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
-from fedvlp.training.config import Training
-from fedvlp.training.loop import train
+from fedvlp.training.local_training import train
+from fedvlp.training.settings import Training
 
 PRESETS = ("fedavg", "feddra", "fedbn", "car-mfl", "pms-fm", "creamfl")
 

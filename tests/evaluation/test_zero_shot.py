@@ -49,7 +49,7 @@ from fedvlp.run.evaluate import Choices as Options
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 D = 6
 CLASSES = ("Edema", "Pneumonia", "Consolidation")

@@ -39,7 +39,7 @@ from fedvlp.run.config import identity
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import TensorBoard
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 TINY = Experiment(
     "tiny",

@@ -21,15 +21,15 @@ from support.cases import cases
 from support.toy import ADAMW, Fuse, Pairs, Toy, World, forked, pairs, same_bytes, small, three_sites
 
 from fedvlp.core.method import Method
-from fedvlp.core.metric_names import TIMES
+from fedvlp.core.metric_keys import TIMES
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update
 from fedvlp.federation import frames
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool, answer, headed, joined
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import METHODS, FedAvg, MFedAvg
-from fedvlp.training.config import Training
-from fedvlp.training.loop import Aborted
+from fedvlp.training.local_training import Aborted
+from fedvlp.training.settings import Training
 
 SMALL = {name: small(kind) for name, kind in METHODS.items() if name != "centralized"}
 SMALL |= {name: replace(method, best_by="") for name, method in SMALL.items() if isinstance(method, MFedAvg)}

@@ -24,7 +24,7 @@ from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.models.vae import DistillerConfig
 from fedvlp.objectives.convirt import ConVIRT
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 BASE = {
     Training: ADAMW,
@@ -95,7 +95,7 @@ SAME: dict[type, dict[str, str]] = {
         "cache_features": "features of frozen towers, which a toy has not: training/test_frozen_features.py",
         "accumulation": "cached needs the towers of a dual encoder; a toy is refused: training/test_grad_cache.py",
         "gather_negatives": "over several processes: training/test_distributed.py",
-        "checkpoint_steps": "where a killed site goes on, to the same bytes: training/test_loop.py",
+        "checkpoint_steps": "where a killed site goes on, to the same bytes: training/test_local_training.py",
         "dp_delta": "epsilon is told at it: training/test_dp_sgd.py",
     },
     Rounds: {

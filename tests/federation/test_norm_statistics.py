@@ -53,8 +53,8 @@ from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
-from fedvlp.training.config import Training
-from fedvlp.training.loop import Aborted
+from fedvlp.training.local_training import Aborted
+from fedvlp.training.settings import Training
 
 KINDS = ("averaged", "site")
 SMALL = {name: small(kind) for name, kind in METHODS.items() if name != "centralized"}

@@ -16,7 +16,7 @@ from support.cases import cases
 from support.toy import ADAMW, Fuse, Recorder, Toy, World, clone, forked, pairs, same_bytes, small
 
 from fedvlp.core.checkpoint import load_tensors
-from fedvlp.core.metric_names import TIMES
+from fedvlp.core.metric_keys import TIMES
 from fedvlp.core.optimizers import AdamW
 from fedvlp.core.types import EVALUATE, Broadcast, State, group
 from fedvlp.federation.exchange import WorkerPool
@@ -24,7 +24,7 @@ from fedvlp.federation.loop import Rounds
 from fedvlp.federation.site import MOMENTS
 from fedvlp.methods import METHODS, FedAvg, FedDRA, FedRGB
 from fedvlp.methods.softpull import SoftPull
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 KEEP = replace(ADAMW, optimizer_state="keep", warmup_steps=2)
 SMALL = {name: small(kind) for name, kind in METHODS.items() if name != "centralized"}

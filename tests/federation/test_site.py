@@ -18,7 +18,7 @@ from fedvlp.core.site_error import NotFiniteError
 from fedvlp.core.types import EVALUATE, Batch, Broadcast, State
 from fedvlp.federation.site import Site, reason
 from fedvlp.federation.site_memory import SiteMemory
-from fedvlp.training.loop import Aborted
+from fedvlp.training.local_training import Aborted
 
 
 @dataclass(frozen=True)

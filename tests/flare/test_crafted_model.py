@@ -18,7 +18,7 @@ from fedvlp.models.initial import save_initial
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import identity
 from fedvlp.run.experiment import Experiment
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 SMALL = Experiment(
     "small", FedAvg(local_steps=1), ModelConfig(head_norm="layer"), data=SyntheticCohort(sites=2, size=80),

@@ -35,7 +35,7 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import identity
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.lock import only_writer
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 
 def test_a_site_keeps_its_runs_in_its_own_workspace(tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ from fedvlp.flare import messages
 from fedvlp.flare.controller import FederatedController
 from fedvlp.methods import FedDRA, Local
 from fedvlp.run import config
-from fedvlp.training.config import Training
-from fedvlp.training.loop import train
+from fedvlp.training.local_training import train
 from fedvlp.training.phase_checkpoint import identity
+from fedvlp.training.settings import Training
 
 FAST, MANY = 40, 1000
 SUBMISSIONS = 5
@@ -160,7 +160,7 @@ class Play:
         monkeypatch.setattr(os, "fsync", self._synced)  # a run has dozens, and nobody pulls the plug here
         monkeypatch.setattr(torch, "manual_seed", torch.default_generator.manual_seed)  # and of no device but the CPU
         monkeypatch.setattr("fedvlp.run.folder.environment", lambda experiment: {})  # versions of all packages
-        monkeypatch.setattr("fedvlp.training.loop.train", trained_once)
+        monkeypatch.setattr("fedvlp.training.local_training.train", trained_once)
         monkeypatch.setattr("fedvlp.run.config.type_of", type_of)  # the same few hundred times a run
         self.ends: list[str] = []
 

@@ -14,7 +14,7 @@ from fedvlp.methods import Centralized, FedAvg
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import POOLED, Experiment
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 TINY = ModelConfig(embedding_dim=16, image_size=32, max_tokens=16, vocabulary=256, head_hidden=16, head_norm="layer",
                    text_layers=1)  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 from support.toy import ADAMW, SGD, Pairs, Toy, World, aggregate, differs, pairs, same_bytes
 
 from fedvlp.core.client import Client
-from fedvlp.core.metric_names import TIMES
+from fedvlp.core.metric_keys import TIMES
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast, Reply, State, Update, VLOutput
 from fedvlp.federation.exchange import SequentialExchange
@@ -22,7 +22,7 @@ from fedvlp.methods import CreamFL
 from fedvlp.methods.ensemble import GLOBAL, PREVIOUS, PUBLIC, SAMPLE, PublicEnsemble
 from fedvlp.methods.math.contrast import contrast_scores, representations, sampled_contrast
 from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 SMALL = CreamFL(local_steps=2, local_epochs=2, server_steps=2, distil_steps=2)
 ALONE = replace(SMALL, kd_weight=0.0, inter=False, intra=False)

@@ -21,7 +21,7 @@ from fedvlp.methods import FedAvg, FedDRA
 from fedvlp.methods.guidance import guidance
 from fedvlp.methods.robust import WEIGHTS
 from fedvlp.objectives.convirt import info_nce
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 DRA = FedDRA(local_steps=2, align_steps=3, mu=5.0, dro_batch=4)
 THREE = Rounds(rounds=3, evaluate_every=0, clip_to_median=0)

@@ -17,7 +17,7 @@ from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import FedAvg, FedRGB
 from fedvlp.methods.fedrgb import aligner, contrast
 from fedvlp.objectives.convirt import info_nce
-from fedvlp.training.loop import train
+from fedvlp.training.local_training import train
 
 RGB = FedRGB(local_steps=3, aligner_steps=2, dro_batch=4)
 

@@ -24,7 +24,7 @@ from fedvlp.run import presets
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import summary
 from fedvlp.run.simulate import simulate
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 SITES = "abcd"
 SHARED, WIDTH, DIM, CLUSTERS = 12, 32, 16, 8

@@ -45,7 +45,7 @@ from fedvlp.methods.softpull import soft_pull
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.objectives.medclip import MedCLIP
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 SITES = "abc"
 ROUNDS = Rounds(rounds=3, evaluate_every=0)

@@ -32,7 +32,7 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.presets import get
 from fedvlp.run.simulate import simulate
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 SHIPPED = ModelConfig(init="tiny-pool", head_norm="layer", adapters="lora", adapter_rank=4)
 BATCH = {

@@ -24,7 +24,7 @@ from fedvlp.objectives.gloria import GLoRIAConfig
 from fedvlp.objectives.mgca import MGCAConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 MODEL = ModelConfig(
     embedding_dim=6, image_size=16, vocabulary=16, max_tokens=8, text_layers=1, head_hidden=8, head_norm="layer"

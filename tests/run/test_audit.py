@@ -14,7 +14,7 @@ from support.planted import planted
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
-from fedvlp.core.metric_names import RECORD_EPSILON, SITE_EPSILON
+from fedvlp.core.metric_keys import RECORD_EPSILON, SITE_EPSILON
 from fedvlp.core.server_state import Server
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
@@ -34,7 +34,7 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.model_card import CLASSES, with_block
 from fedvlp.run.simulate import simulate
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 DATA = SyntheticCohort(sites=2, size=160, image_size=64)
 START = ModelConfig(init="tiny-pool", head_norm="layer")

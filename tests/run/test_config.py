@@ -18,7 +18,7 @@ from fedvlp.objectives import OBJECTIVES, GLoRIAConfig
 from fedvlp.run.config import fingerprint, from_config, nearest, override, to_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.presets import PRESETS
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 DEMO = PRESETS["feddra"]
 
@@ -56,7 +56,7 @@ def config(path: str, **args: Any) -> dict[str, Any]:
 def test_only_fedvlps_own_dataclasses_are_built() -> None:
     for path in [
             "os.system", "subprocess.Popen", "builtins.eval", "torch.nn.Linear", "fedvlpx.core.method.Method", "",
-            "Method", "fedvlp.training.loop.train", "fedvlp.run.config.importlib", "fedvlp.core.method",
+            "Method", "fedvlp.training.local_training.train", "fedvlp.run.config.importlib", "fedvlp.core.method",
             "fedvlp.core.client.Data", "fedvlp.methods.METHODS", "fedvlp.core.method.torch",
             "fedvlp.methods.fedavgg.FedAvg", "fedvlp.x.X", "fedvlp.core.server_state.Server.load",
         ]:  # fmt: skip

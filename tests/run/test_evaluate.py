@@ -43,7 +43,7 @@ from fedvlp.run.evaluate import EVALUATIONS, READ_BY, Choices, distort, last_ser
 from fedvlp.run.experiment import Experiment, Partition, Source
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.model_use import decoded_size
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import fedvlp
-from fedvlp.core import metric_names as phase_names
+from fedvlp.core import metric_keys as phase_names
 from fedvlp.core.types import EVALUATE, MODALITIES, curve
 from fedvlp.data.synthetic.cases import FINDINGS
 from fedvlp.evaluation import metric_names as names
@@ -137,7 +137,7 @@ FRAGMENTS = (
     "bytes_up",
     "/average",
 )
-MAKERS = {"evaluation/metric_names.py", "core/metric_names.py"}
+MAKERS = {"evaluation/metric_names.py", "core/metric_keys.py"}
 
 
 def texts(tree: ast.AST) -> set[str]:

@@ -29,7 +29,7 @@ from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
 from fedvlp.run.assembly import Assembly, public_id
 from fedvlp.run.config import from_config, to_config
 from fedvlp.run.experiment import Experiment, Partition
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 MODEL = ModelConfig(embedding_dim=16, image_size=32, max_tokens=16, vocabulary=256, head_hidden=16, head_norm="layer",
                     text_layers=1)  # fmt: skip

@@ -18,7 +18,7 @@ from support.presets import SMALL
 from support.toy import Fuse, forked, same_bytes, small
 
 from fedvlp.core.checkpoint import CheckpointError, load_tensors
-from fedvlp.core.metric_names import BYTES_DOWN, TIMES
+from fedvlp.core.metric_keys import BYTES_DOWN, TIMES
 from fedvlp.core.server_state import Server
 from fedvlp.federation.codec import PLAIN, Wire
 from fedvlp.federation.loop import Rounds

@@ -18,7 +18,7 @@ from support import published
 from support.larger import LARGER, creamfl
 from typer.testing import CliRunner
 
-from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
+from fedvlp.core.metric_keys import BYTES_DOWN, BYTES_UP
 from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.creamfl_collections import FOLDERS
 from fedvlp.evaluation import metric_names as names

@@ -49,7 +49,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.client import EXTRA
-from fedvlp.core.metric_names import TIMES
+from fedvlp.core.metric_keys import TIMES
 from fedvlp.core.server_state import Server
 from fedvlp.data.cohort import PUBLIC, SPLITS
 from fedvlp.evaluation.classification import RARE

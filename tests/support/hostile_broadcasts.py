@@ -27,7 +27,7 @@ from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fedvlp.core.metric_names import TIMES
+from fedvlp.core.metric_keys import TIMES
 from fedvlp.core.types import Broadcast, Update
 from fedvlp.federation.codec import PLAIN, Wire
 from fedvlp.federation.loop import Rounds

@@ -24,7 +24,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from torch import Tensor
 
-from fedvlp.core.metric_names import TIMES
+from fedvlp.core.metric_keys import TIMES
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State
 from fedvlp.federation.codec import PLAIN, SCALE, Wire

@@ -7,7 +7,7 @@ from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.experiment import Experiment
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 MODEL = ModelConfig(embedding_dim=16, image_size=32, max_tokens=16, vocabulary=256, head_hidden=16, head_norm="layer",
                     text_layers=1)  # fmt: skip

@@ -31,7 +31,7 @@ from fedvlp.run.evaluate import EVALUATIONS, Choices
 from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 sys.path.append(str(Path(__file__).parents[1]))  # this file is a program, too
 from support import pretend_streams

@@ -25,7 +25,7 @@ from fedvlp.methods import FedDRA
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 from support import pretend_device, pretend_streams
 
 STEPS, BATCH, FILM = 5, 8, 72

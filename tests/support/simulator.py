@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedvlp.core.metric_names import TIMES
+from fedvlp.core.metric_keys import TIMES
 from fedvlp.run.folder import RunFolder
 
 NVFLARE = Path(sys.executable).parent / "nvflare"

@@ -29,7 +29,7 @@ from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.federation.wire import EncodedSite, SiteEnd, site_memory
 from fedvlp.models.multimodal import fused
 from fedvlp.objectives.convirt import ConVIRT
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 IMAGE, TEXT, DIM = 6, 5, 4
 SGD = Training(batch_size=4, optimizer="sgd", lr=0.1, weight_decay=0.0)

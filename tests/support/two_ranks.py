@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from fedvlp.core.checkpoint import save_tensors
-from fedvlp.core.metric_names import TIMES
+from fedvlp.core.metric_keys import TIMES
 from fedvlp.core.types import Broadcast, Update
 from fedvlp.data.loader import SiteData
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
@@ -24,8 +24,8 @@ from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import FedAvg, FedDRA, FedRGB
 from fedvlp.models.tiny import HashTokenizer
 from fedvlp.training import distributed
-from fedvlp.training.config import Training
 from fedvlp.training.frozen_features import FixedFeatures
+from fedvlp.training.settings import Training
 from support.towers import client, encoder
 from support.toy import SGD
 

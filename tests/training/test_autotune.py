@@ -17,7 +17,7 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import override
 from fedvlp.training import autotune
 from fedvlp.training.autotune import CHOICE, VARIANTS, fixed
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 AUTO = Training(precision="auto", attention="auto")
 CPU = torch.device("cpu")

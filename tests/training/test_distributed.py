@@ -16,7 +16,7 @@ from support.toy import same_bytes
 from support.two_ranks import CASES, handled
 
 from fedvlp.core.checkpoint import load_tensors
-from fedvlp.core.metric_names import TIMES
+from fedvlp.core.metric_keys import TIMES
 from fedvlp.training import distributed
 from fedvlp.training.grad_cache import random_numbers_of_this_rank
 

@@ -16,7 +16,7 @@ from support.towers import encoder, records
 from torch import Tensor
 
 from fedvlp.core.client import Client
-from fedvlp.core.metric_names import RECORD_EPSILON, loss_term
+from fedvlp.core.metric_keys import RECORD_EPSILON, loss_term
 from fedvlp.core.types import Broadcast
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.site import Site
@@ -29,9 +29,9 @@ from fedvlp.run.metrics import largest_by_site
 from fedvlp.run.presets import get
 from fedvlp.run.simulate import simulate
 from fedvlp.training import dp_sgd
-from fedvlp.training.config import Training
 from fedvlp.training.dp_sgd import GROUP, PrivateStepper, RecordPrivacyError
-from fedvlp.training.loop import train
+from fedvlp.training.local_training import train
+from fedvlp.training.settings import Training
 
 CLIP = 0.25
 PRIVATE = Training(batch_size=16, lr=1e-3, dp_noise=1.0, dp_clip=CLIP, dp_group=4)

@@ -29,7 +29,7 @@ from fedvlp.run.presets import get
 from fedvlp.run.simulate import simulate
 from fedvlp.training import frozen_features
 from fedvlp.training.frozen_features import FixedFeatures, FrozenFeatures, refuse_objective
-from fedvlp.training.loop import Aborted
+from fedvlp.training.local_training import Aborted
 
 FROZEN = ModelConfig(init="tiny-pool", head_hidden=32, head_norm="layer", adapters="lora", adapter_rank=0)
 

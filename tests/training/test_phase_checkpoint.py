@@ -15,12 +15,12 @@ from support.toy import Fuse, clone, forked, same_bytes
 from fedvlp.core.checkpoint import load_tensors
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
-from fedvlp.core.metric_names import TIMES
+from fedvlp.core.metric_keys import TIMES
 from fedvlp.core.types import Broadcast, Update
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
-from fedvlp.training.config import Training
-from fedvlp.training.loop import Aborted
+from fedvlp.training.local_training import Aborted
+from fedvlp.training.settings import Training
 
 STEPS = 7
 TRAINING = Training(batch_size=6, lr=1e-3, warmup_steps=4, checkpoint_steps=2)

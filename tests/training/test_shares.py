@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from fedvlp.core.types import Batch, Broadcast
 from fedvlp.methods import FedAvg, FedIoT
 from fedvlp.objectives.convirt import ConVIRT
-from fedvlp.training import distributed, loop
-from fedvlp.training.config import Training
+from fedvlp.training import distributed, local_training
 from fedvlp.training.distributed import MeansInBackward
+from fedvlp.training.settings import Training
 from fedvlp.training.step import Stepper, own_rows
 
 RANKS = 4
@@ -47,7 +47,7 @@ def test_four_ranks_read_a_quarter_each_of_what_one_reads(ranks: list[int]) -> N
     parts: list[list[Batch]] = []
     for ranks[0] in range(RANKS):
         data = Films()
-        loop.share_images(FedAvg(), replace(client(encoder(image_size=32)), data=data), Training())
+        local_training.share_images(FedAvg(), replace(client(encoder(image_size=32)), data=data), Training())
         parts.append([own_rows(batch) for batch in batches(data)])
         assert data.read == [2, 2, 2]
     for step, batch in enumerate(whole):
@@ -66,7 +66,7 @@ class Drawing(ConVIRT):
 def test_whole_batches_go_where_they_are_changed_or_gathered(ranks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     def read(method: Any, training: Training = Training(), objective: nn.Module | None = None) -> list[int]:  # noqa: B008
         data = Films()
-        loop.share_images(method, replace(client(encoder(), objective), data=data), training)
+        local_training.share_images(method, replace(client(encoder(), objective), data=data), training)
         batches(data)
         return data.read
 

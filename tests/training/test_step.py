@@ -21,8 +21,8 @@ from fedvlp.core.objective import ObjectiveModule
 from fedvlp.core.seeds import seed
 from fedvlp.core.types import Batch, Broadcast
 from fedvlp.training import distributed
-from fedvlp.training.config import Training
 from fedvlp.training.grad_cache import MicroBatches
+from fedvlp.training.settings import Training
 from fedvlp.training.step import Stepper, _piece, compile_towers
 
 PLAIN = replace(SGD, batch_size=4)  # SGD at rate 0.1

@@ -108,7 +108,7 @@ def _in_our_words(error: Exception) -> str | None:
     from fedvlp.core.checkpoint import CheckpointError
     from fedvlp.federation.loop import QuorumLostError
     from fedvlp.models.fetched import NoWeightsError
-    from fedvlp.training.config import DeviceError
+    from fedvlp.training.settings import DeviceError
 
     ours = (CheckpointError, QuorumLostError, NoWeightsError, DeviceError)
     return str(error) if isinstance(error, ours) else None

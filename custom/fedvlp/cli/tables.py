@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedvlp.core.metric_names import loss_term
+from fedvlp.core.metric_keys import loss_term
 from fedvlp.core.types import EVALUATE
 from fedvlp.core.validate import printable
 from fedvlp.data.overview import label_counts, ranges, report_lengths, split_counts

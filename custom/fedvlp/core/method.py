@@ -1,7 +1,7 @@
 """A federated method: the hooks of both halves. The base class is FedAvg (McMahan et al., 2017).
 
 A method is a frozen dataclass whose fields are its hyper-parameters; it overrides hooks and never copies the
-loop (training/loop.py). What it remembers between tasks is tensors: ``server.memory`` and ``client.memory``.
+loop (training/local_training.py). What it remembers between tasks is tensors: ``server.memory`` and ``client.memory``.
 """
 
 from __future__ import annotations

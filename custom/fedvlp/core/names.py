@@ -21,7 +21,7 @@ PUBLIC = {
     "fedvlp.Rounds": "fedvlp.federation.loop.Rounds",
     "fedvlp.RunFolder": "fedvlp.run.folder.RunFolder",
     "fedvlp.SiteSources": "fedvlp.run.site_sources.SiteSources",
-    "fedvlp.Training": "fedvlp.training.config.Training",
+    "fedvlp.Training": "fedvlp.training.settings.Training",
     "fedvlp.Wire": "fedvlp.federation.codec.Wire",
     "fedvlp.data.AGNewsSource": "fedvlp.data.sources.captions_and_classes.AGNewsSource",
     "fedvlp.data.BRSETSource": "fedvlp.data.sources.retina.BRSETSource",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from fedvlp.core import metric_names
+from fedvlp.core import metric_keys
 from fedvlp.core.site_error import UNTOLD
 
 if TYPE_CHECKING:  # a process that only passes messages on does without torch
@@ -134,7 +134,7 @@ class Update:
     @property
     def measured(self) -> dict[str, float]:
         """Every figure for the records of the run: the scalars that are known, as ``probe/<name>``, and the metrics."""
-        known = {metric_names.probe(name): value for name, value in self.scalars.items() if not math.isnan(value)}
+        known = {metric_keys.probe(name): value for name, value in self.scalars.items() if not math.isnan(value)}
         return {**known, **self.metrics}
 
 
@@ -271,4 +271,4 @@ EVALUATE = "evaluate"
 
 def curve(tag: str, phase: str) -> str:
     """The name of a figure's curve: "<tag>/<phase>" where every phase of a round has its own value, else the tag."""
-    return f"{tag}/{phase}" if metric_names.is_of_phase(tag) and phase != EVALUATE else tag
+    return f"{tag}/{phase}" if metric_keys.is_of_phase(tag) and phase != EVALUATE else tag

@@ -21,7 +21,7 @@ from fedvlp.evaluation.output import new_figure, write_csv, write_png
 from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 MEAN = "mean"  # name of the last row of a table, the means of its columns
 _LAYER = re.compile(r"^(\w+)_encoder\.(?:.*?\.)?(?:blocks|layers?|stages)\.?(\d+)\.")

@@ -16,8 +16,8 @@ from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Upd
 from fedvlp.federation.frames import Frame, Shared, frame, receive, send
 from fedvlp.federation.site import failure
 from fedvlp.federation.wire import Answering
-from fedvlp.training.config import take_gpu
-from fedvlp.training.loop import Aborted
+from fedvlp.training.local_training import Aborted
+from fedvlp.training.settings import take_gpu
 
 MakeSite = Callable[[str], Answering]
 

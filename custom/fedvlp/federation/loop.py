@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedvlp.core import metric_names
+from fedvlp.core import metric_keys
 from fedvlp.core.aggregation import MEAN, Averaging, bounded, in_site_order
 from fedvlp.core.change import WEIGHTS, Change, Norms
 from fedvlp.core.gate import check
@@ -313,7 +313,7 @@ class Federation:
                 dropped[site] = reply.text
                 continue
             if any(name in server.state for name in reply.state):
-                server.metrics[metric_names.update_norm(site)] = self._norms.get(site, {}).get(WEIGHTS, 0.0)
+                server.metrics[metric_keys.update_norm(site)] = self._norms.get(site, {}).get(WEIGHTS, 0.0)
             replies[site] = replace(reply, state={}, aux={})
             server.samples[site] = reply.num_samples  # as it says: a mean may count fewer (max_share)
             yield reply

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedvlp.core import metric_names, norm_statistics
+from fedvlp.core import metric_keys, norm_statistics
 from fedvlp.core.client import Client
 from fedvlp.core.device import threads
 from fedvlp.core.method import Method
@@ -18,8 +18,8 @@ from fedvlp.core.seeds import seed, set_global
 from fedvlp.core.types import Broadcast, State, with_prefix, without_prefix
 from fedvlp.federation.site import Evaluate
 from fedvlp.training import autotune
-from fedvlp.training.config import Training
-from fedvlp.training.loop import train
+from fedvlp.training.local_training import train
+from fedvlp.training.settings import Training
 
 if TYPE_CHECKING:
     from fedvlp.core.server_state import Server
@@ -120,7 +120,7 @@ class ServerTrainer:
             state = {name: tensor.cpu().clone() for name, tensor in client.state().items()}
             stays = {name: state.pop(name) for name in sorted(client.site_only)}
             server.memory |= norm_statistics.remembered(stays, SERVER)
-        server.metrics |= {metric_names.loss(f"{phase}/{name}"): value for name, value in terms.items()}
+        server.metrics |= {metric_keys.loss(f"{phase}/{name}"): value for name, value in terms.items()}
         return state
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedvlp.core import metric_names, norm_statistics
+from fedvlp.core import metric_keys, norm_statistics
 from fedvlp.core.client import OBJECTIVE, Client
 from fedvlp.core.device import to_host
 from fedvlp.core.method import Method, SiteHooks, overridden
@@ -20,9 +20,9 @@ from fedvlp.core.site_error import UNTOLD, UNWRITABLE, SiteError
 from fedvlp.core.types import EVALUATE, Broadcast, Failure, FailureKind, State, Update
 from fedvlp.federation.site_memory import SiteMemory, task_of
 from fedvlp.training import autotune, distributed, dp_sgd
-from fedvlp.training.config import Training
-from fedvlp.training.loop import train
+from fedvlp.training.local_training import train
 from fedvlp.training.phase_checkpoint import PhaseCheckpoint, identity
+from fedvlp.training.settings import Training
 
 MOMENTS = "optimizer"
 """Folder, in that of a site's memory, of the optimiser's tensors where they are kept (``training.optimizer_state``)."""
@@ -148,7 +148,7 @@ class Site:
                 if message.phase != EVALUATE:
                     training = autotune.fixed(self.training, client.device, self.memory.folder)
                     terms = train(method, client, message, training, should_stop, unfinished, moments)
-                    metrics |= {metric_names.loss(name): value for name, value in terms.items()}
+                    metrics |= {metric_keys.loss(name): value for name, value in terms.items()}
                     metrics |= self._spent(message, task[1], private)
                     state = to_host(method.upload(client, message))
             finally:
@@ -162,9 +162,9 @@ class Site:
                 unfinished.remove()
 
         # 6. The update.
-        metrics[metric_names.SECONDS] = time.perf_counter() - began
+        metrics[metric_keys.SECONDS] = time.perf_counter() - began
         if self.note_processor and message.phase != EVALUATE:
-            metrics[metric_names.PROCESSOR_SECONDS] = time.process_time() - processor - evaluating
+            metrics[metric_keys.PROCESSOR_SECONDS] = time.process_time() - processor - evaluating
         return Update(
             client.name,
             message.round,
@@ -224,7 +224,7 @@ class Site:
         if not private or self.account is None:
             return {}
         steps = dp_sgd.steps(self.method, message.round, index)
-        return {metric_names.RECORD_EPSILON: self.account(self.training, int(private[FEWEST]), steps)}
+        return {metric_keys.RECORD_EPSILON: self.account(self.training, int(private[FEWEST]), steps)}
 
     def _moments(self, message: Broadcast, task: tuple[int, int]) -> State | None:
         """The optimiser's tensors as they were before a task that trains, where the settings keep them; else None."""
@@ -283,7 +283,7 @@ class Site:
             scalars = {name: value for name, value in probed.items() if name in method.probes()}
             figures = {name: value for name, value in probed.items() if name not in scalars}
             figures |= method.figures(client, message)
-            metrics = {metric_names.probe(name): value for name, value in figures.items()}
+            metrics = {metric_keys.probe(name): value for name, value in figures.items()}
             began = time.process_time()
             if message.evaluate and self.evaluate is not None:
                 metrics |= self.evaluate(client, ("val", "test")[: message.evaluate])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedvlp.core.aggregation import payload
 from fedvlp.core.method import Schedule
-from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
+from fedvlp.core.metric_keys import BYTES_DOWN, BYTES_UP
 from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update, with_prefix, without_prefix
 from fedvlp.federation import codec

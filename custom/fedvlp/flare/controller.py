@@ -43,7 +43,7 @@ from fedvlp.run.lock import only_writer
 from fedvlp.run.metrics import Record
 from fedvlp.run.status import ABORTED, FAILED, FINISHED, STOPPED, in_words, rounded
 from fedvlp.run.status_writer import RunStatus, write_end
-from fedvlp.training.loop import Aborted
+from fedvlp.training.local_training import Aborted
 
 LAST_ONE_ENDS = 30.0
 """Seconds that a job waits for the process of the job before it, which ends soon after its server did."""

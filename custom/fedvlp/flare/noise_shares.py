@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
 
-from fedvlp.core.metric_names import SITE_EPSILON
+from fedvlp.core.metric_keys import SITE_EPSILON
 from fedvlp.core.privacy import PrivacyError, clip_and_noise, share_of
 from fedvlp.core.types import Update
 from fedvlp.core.validate import require

@@ -23,7 +23,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from torch import Tensor
 
-from fedvlp.core.metric_names import SITE_EPSILON
+from fedvlp.core.metric_keys import SITE_EPSILON
 from fedvlp.core.privacy import PrivacyError, allowed_metrics, clip_and_noise, is_mistake, is_named, refuse_named
 from fedvlp.core.site_error import one_line
 from fedvlp.core.types import MODALITIES, FailureKind, State, Update, subject

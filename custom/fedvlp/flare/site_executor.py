@@ -93,7 +93,7 @@ class SiteExecutor(Executor):
 
     def _trained_here(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable | None:
         from fedvlp.flare.task_handler import TaskHandler
-        from fedvlp.training.loop import Aborted
+        from fedvlp.training.local_training import Aborted
 
         message, run = messages.receive_broadcast(shareable)
         self._handler = self._handler or TaskHandler(self.experiment, SitePaths.of(fl_ctx))

@@ -12,7 +12,7 @@ import torch
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
-from fedvlp.core.metric_names import MACRO_AUC_ON_VAL
+from fedvlp.core.metric_keys import MACRO_AUC_ON_VAL
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, Broadcast, Expected, State, Update, modality
 from fedvlp.core.validate import require

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fedvlp.core.metric_names import probe
+from fedvlp.core.metric_keys import probe
 from fedvlp.core.types import EVALUATE, State
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.evaluation import metric_names
@@ -25,7 +25,7 @@ from fedvlp.report.run import Run
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.metrics import SERVER, Record, by_site
 from fedvlp.run.recalls import is_built_in
-from fedvlp.training.config import DeviceError
+from fedvlp.training.settings import DeviceError
 
 log = logging.getLogger(__name__)
 

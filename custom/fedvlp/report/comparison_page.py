@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlp.core.checkpoint import save_text
-from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
+from fedvlp.core.metric_keys import BYTES_DOWN, BYTES_UP
 from fedvlp.evaluation import metric_names as names
 from fedvlp.report import figures, html
 from fedvlp.report.html import text

@@ -23,7 +23,7 @@ from fedvlp.report.run import Run
 from fedvlp.report.sections import components
 from fedvlp.run.compare import FinishedRun, Vectors
 from fedvlp.run.recalls import is_built_in
-from fedvlp.training.config import DeviceError
+from fedvlp.training.settings import DeviceError
 
 log = logging.getLogger(__name__)
 

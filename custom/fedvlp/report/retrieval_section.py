@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from fedvlp.core.metric_names import BYTES_UP
+from fedvlp.core.metric_keys import BYTES_UP
 from fedvlp.core.types import EVALUATE
 from fedvlp.evaluation import metric_names as names
 from fedvlp.report import figures

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP, loss_term, probe, update_norm
+from fedvlp.core.metric_keys import BYTES_DOWN, BYTES_UP, loss_term, probe, update_norm
 from fedvlp.core.types import MODALITIES, State
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.evaluation.metric_names import WHOLE_SET, recall

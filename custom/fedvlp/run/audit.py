@@ -18,7 +18,7 @@ from torch import Tensor
 from fedvlp.core.checkpoint import save_json, save_text
 from fedvlp.core.client import Client
 from fedvlp.core.json_file import read_json
-from fedvlp.core.metric_names import RECORD_EPSILON, SITE_EPSILON
+from fedvlp.core.metric_keys import RECORD_EPSILON, SITE_EPSILON
 from fedvlp.core.types import State
 from fedvlp.core.validate import require
 from fedvlp.evaluation import distortion

@@ -36,7 +36,7 @@ from fedvlp.run.folder import RunFolder
 from fedvlp.run.model_card import RESULTS_END, with_block
 from fedvlp.run.recalls import GAIN, TOGETHER, TRAINED, Recall, is_built_in
 from fedvlp.run.simulate import PARTITION, noted_partition
-from fedvlp.training.config import DeviceError
+from fedvlp.training.settings import DeviceError
 
 log = logging.getLogger(__name__)
 

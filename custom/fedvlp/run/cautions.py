@@ -16,7 +16,7 @@ from fedvlp.run import presets
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.site_sources import SiteSources
 from fedvlp.training import dp_sgd
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 FILE = "cautions.json"
 """In a run's folder: a list of sentences."""

@@ -23,7 +23,7 @@ import torch
 
 import fedvlp
 from fedvlp.core.checkpoint import save_text
-from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
+from fedvlp.core.metric_keys import BYTES_DOWN, BYTES_UP
 from fedvlp.data.cohort import digest
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.latent import LatentCohort

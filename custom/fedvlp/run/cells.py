@@ -24,7 +24,7 @@ from fedvlp.run.cell_results import CellResults, Figures, KnownRecords, Measure,
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import noted_cohort, simulate
-from fedvlp.training.config import take_gpu
+from fedvlp.training.settings import take_gpu
 
 DONE, HERE, FILED = "done", "there already", "in the results"
 """What became of a cell: it was run now, its run was finished, or its figures are in the results."""

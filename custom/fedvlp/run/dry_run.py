@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedvlp.core.client import Client
 from fedvlp.core.method import SiteHooks, overridden
-from fedvlp.core.metric_names import SECONDS
+from fedvlp.core.metric_keys import SECONDS
 from fedvlp.core.types import EVALUATE, Batch
 from fedvlp.data.cohort import SPLITS
 from fedvlp.data.deid import Accepted

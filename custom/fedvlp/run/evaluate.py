@@ -32,7 +32,7 @@ from fedvlp.run.measurements import folder_of
 from fedvlp.run.metrics import by_site
 from fedvlp.run.model_card import INITIAL_WEIGHTS
 from fedvlp.run.model_use import told_apart
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ from fedvlp.models.initial import InitialWeightsError, parse, pinned
 from fedvlp.objectives import OBJECTIVES, ConVIRTConfig
 from fedvlp.run.config import from_config
 from fedvlp.training import dp_sgd, frozen_features
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 POOLED = "pooled"
 """Name of the one site that trains in a run of ``Centralized``."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedvlp.core.checkpoint import save_json
 from fedvlp.core.json_file import read_json
-from fedvlp.core.metric_names import SECONDS
+from fedvlp.core.metric_keys import SECONDS
 from fedvlp.core.types import EVALUATE, curve
 from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.retrieval import across_sites

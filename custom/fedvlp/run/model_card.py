@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedvlp import __version__
-from fedvlp.core.metric_names import RECORD_EPSILON, SITE_EPSILON
+from fedvlp.core.metric_keys import RECORD_EPSILON, SITE_EPSILON
 from fedvlp.core.names import name_of
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.latent import LatentCohort

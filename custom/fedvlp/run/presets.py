@@ -59,7 +59,7 @@ from fedvlp.objectives.nt_xent import NTXentConfig
 from fedvlp.run import plugins
 from fedvlp.run.config import choose_preset
 from fedvlp.run.experiment import Experiment, Extra, Objective, Partition
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 TINY = ModelConfig(head_hidden=256, head_norm="layer")  # unlike scanners have no batch statistics in common (spec Z3)
 PAPER = ModelConfig(

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedvlp.core.checkpoint import CheckpointError, save_json
 from fedvlp.core.method import Method
-from fedvlp.core.metric_names import loss_term
+from fedvlp.core.metric_keys import loss_term
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, Broadcast, Reply
 from fedvlp.evaluation.metric_names import AVERAGE, WORST, over_sites, recall

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from fedvlp.core.method import SiteHooks, overridden
-from fedvlp.core.metric_names import PROCESSOR_SECONDS
+from fedvlp.core.metric_keys import PROCESSOR_SECONDS
 from fedvlp.core.types import EVALUATE, GROUPS, group
 from fedvlp.core.validate import require
 from fedvlp.run.assembly import Assembly

@@ -19,7 +19,7 @@ from fedvlp.core.seeds import set_global
 from fedvlp.training import distributed
 
 if TYPE_CHECKING:
-    from fedvlp.training.config import Training
+    from fedvlp.training.settings import Training
 
 CHOICE, KEYS = "precision.json", ("precision", "attention")
 """Name of the file of a site's or the server's choice, and what it holds."""

@@ -33,7 +33,7 @@ from fedvlp.core.method import Method, SiteHooks, overridden
 from fedvlp.core.privacy import gaussian
 from fedvlp.core.types import Batch, Broadcast
 from fedvlp.training import distributed
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 from fedvlp.training.step import Losses, Stepper
 
 logger = logging.getLogger(__name__)

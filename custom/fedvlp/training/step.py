@@ -15,8 +15,8 @@ from fedvlp.core.seeds import seed, set_global
 from fedvlp.core.types import Batch, Broadcast, State
 from fedvlp.training import distributed
 from fedvlp.training.autotune import choose
-from fedvlp.training.config import Training
 from fedvlp.training.grad_cache import LOCAL, MicroBatches
+from fedvlp.training.settings import Training
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
-from fedvlp.training.config import Training
+from fedvlp.training.settings import Training
 
 SIZE = 36
 

@@ -19,8 +19,8 @@ from fedvlp.core.seeds import seed
 from fedvlp.core.site_error import NotFiniteError
 from fedvlp.core.types import Batch, Broadcast, State
 from fedvlp.training import distributed, dp_sgd
-from fedvlp.training.config import Training
 from fedvlp.training.phase_checkpoint import PhaseCheckpoint
+from fedvlp.training.settings import Training
 from fedvlp.training.step import Stepper
 
 

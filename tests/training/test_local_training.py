@@ -19,8 +19,8 @@ from fedvlp.core.seeds import seed as core_seed
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast, VLOutput, group
 from fedvlp.objectives.convirt import ConVIRT
-from fedvlp.training.config import Training
-from fedvlp.training.loop import Aborted, train
+from fedvlp.training.local_training import Aborted, train
+from fedvlp.training.settings import Training
 
 
 class Scalars(nn.Module):

@@ -18,8 +18,8 @@ from fedvlp.core.method import Method
 from fedvlp.core.types import Batch, Broadcast
 from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.training import autotune
-from fedvlp.training.config import DeviceError, Training
-from fedvlp.training.loop import train
+from fedvlp.training.local_training import train
+from fedvlp.training.settings import DeviceError, Training
 
 STEP = replace(SGD, batch_size=10, lr=0.002)
 
