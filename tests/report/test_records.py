@@ -113,7 +113,7 @@ def test_what_a_probe_measured_is_shown_until_the_model_changes(folder: RunFolde
     with open(run.path / "evaluation" / "linear-probe.csv", newline="", encoding="utf-8") as lines:
         measured = [f"{float(line['calibration_error']):.3f}" for line in csv.DictReader(lines)]
     assert [row[-1] for row in page.tables["Linear probe and calibration"][1:]] == measured
-    drawn = page.tables["Calibration of the probe trained on 100 %"]
+    drawn = page.tables["Calibration, trained on 100 %"]
     assert "Edema, share present" in drawn[0]
     noted = run.path / "evaluation" / "measured.json"
     noted.write_text(re.sub('"linear-probe([^"]*)": "[^"]*"', r'"linear-probe\1": "of another"', noted.read_text()))

@@ -44,7 +44,7 @@ def linear_probe(run: Run) -> str:
     for index, label in enumerate(dict.fromkeys(line["label"] for line in bins)):
         points = [(float(line["stated"]), float(line["happened"])) for line in bins if line["label"] == label]
         curves.append((label, points, figures.look(index)))
-    drawing = figures.unit(f"Calibration of the probe trained on {last}", curves, "stated probability", "share present")
+    drawing = figures.unit(f"Calibration, trained on {last}", curves, "stated probability", "share present")
     return f"<p>{text(PROBE_NOTE)}</p>{table(head, rows)}{grid(drawing, kind='cards')}"
 
 
