@@ -38,9 +38,8 @@ def claims(
 
     from fedvlp.cli.tables import plain_table, upright
     from fedvlp.core.checkpoint import save_text
-    from fedvlp.run.cell_results import origin
-    from fedvlp.run.cells import measured
     from fedvlp.run.config import choose
+    from studies.claims.cell_results import measured, origin
     from studies.claims.ledger import PAPERS, SCENARIOS
     from studies.claims.page import CORRECTED, HELD, as_page, claim_rows, corrected, figure_rows, judge
     from studies.claims.scenario import cells_of, methods_of

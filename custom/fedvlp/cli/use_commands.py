@@ -233,8 +233,8 @@ def _mask_of(model: DualEncoder, file: Path, film: Path) -> Any:
     """Bool [S, S] of a mask's file, cropped as the model sees the film."""
     import torch
 
+    from fedvlp.data.loader import eval_batch
     from fedvlp.data.masks import read_mask
-    from fedvlp.data.transforms import eval_batch
     from fedvlp.run.search import decoded_size
 
     whole = 255 * torch.from_numpy(read_mask(file, decoded_size(model), film)).to(torch.uint8)

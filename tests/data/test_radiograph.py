@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from support.film_files import dicom
 
 from fedvlp.data import radiograph
+from fedvlp.data.images import decode, decoding, square
+from fedvlp.data.loader import eval_batch, train_batch
 from fedvlp.data.radiograph import ImageAccessError, UnreadableImageError, read_film, read_radiograph
-from fedvlp.data.transforms import decode, decoding, eval_batch, square, train_batch
 
 Image = pytest.importorskip("PIL.Image")
 DICOMS = Path(__file__).parents[2].parent / "shared" / "data" / "real-tables" / "dicom"
