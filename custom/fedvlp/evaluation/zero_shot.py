@@ -281,9 +281,7 @@ def zero_shot(
     return results, [SelectorChoices(site, _shares(choice, names)) for site, choice in chosen.items()]
 
 
-def _told_sites(
-    selector: Selector, image: Embeddings, texts: Sequence[tuple[Embeddings, Embeddings, Tensor]]
-) -> Tensor:
+def _told_sites(selector: Selector, image: Tensor, texts: Sequence[tuple[Embeddings, Embeddings, Tensor]]) -> Tensor:
     """[seeds, N, sites]: how likely the selector holds each image to be each site's, with the prompts of each seed."""
     return torch.stack([site_probabilities(selector, image, reports, words) for reports, _, words in texts])
 

@@ -48,7 +48,7 @@ class FedX(Method):
         output, objective = client.model(batch), client.objective
         terms: dict[str, Tensor] = objective(output, batch)
         distils = self.contrast_weight > 0 or self.relation_weight > 0
-        if not distils or output.views is None or not hasattr(objective, "contrast"):
+        if not distils or output.views is None or not client.hooks.contrasts:
             return terms
         return terms | self.distilled(objective, output.views, self.taught(client, batch, message))
 
