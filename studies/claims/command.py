@@ -36,7 +36,8 @@ def claims(
     """Runs the scenarios of the papers' claims and says of each whether it holds, fails, or is undecided."""
     from rich.console import Console
 
-    from fedvlp.cli.tables import plain_table, upright
+    from fedvlp.cli.panels import plain_table
+    from fedvlp.cli.tables import upright
     from fedvlp.core.checkpoint import save_text
     from fedvlp.run.config import choose
     from studies.claims.cell_results import measured, origin

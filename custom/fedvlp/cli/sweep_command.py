@@ -93,7 +93,7 @@ def sweep(
 
 def _say(console: Console, table: Table) -> None:
     """Prints what the cells reached: a table for each figure, since a terminal would cut one of all off."""
-    from fedvlp.cli.tables import plain_table
+    from fedvlp.cli.panels import plain_table
     from fedvlp.run.sweep import as_rows
 
     heading, rows = as_rows(table)

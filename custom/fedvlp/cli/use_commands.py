@@ -42,7 +42,7 @@ def predict(
     """Classifies images by their similarity to the sentences of each class (zero-shot)."""
     from rich.console import Console
 
-    from fedvlp.cli.tables import plain_table
+    from fedvlp.cli.panels import plain_table
 
     use_plugins(plugins)
     named = None if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
@@ -76,7 +76,7 @@ def search(
     """Shows the records of a data set whose images are nearest to a phrase, or to an image."""
     from rich.console import Console
 
-    from fedvlp.cli.tables import plain_table
+    from fedvlp.cli.panels import plain_table
     from fedvlp.run.search import rows_of
     from fedvlp.run.search import search as nearest
 
