@@ -68,6 +68,7 @@ class FedX(Method):
         terms = {}
         if self.contrast_weight:
             terms["global"] = self.contrast_weight * objective.contrast(predicted[:, 0], taught[:, 1])
+        # Relations are of a first half of the batch to the second: no item is compared with itself.
         half = len(own) // 2
         if self.relation_weight and half:
             local = relation(own[:half], own[half:, 0], self.temperature, self.student_temperature)

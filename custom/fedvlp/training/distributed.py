@@ -93,6 +93,7 @@ class MeansInBackward:
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._buckets: list[list[nn.Parameter]] = []
         room = 0
+        # Buckets from the last layer to the first: the order in which a backward pass completes gradients.
         for parameter in reversed(list(parameters)):
             if not self._buckets or parameter.nbytes > room or parameter.dtype != self._buckets[-1][-1].dtype:
                 self._buckets.append([])

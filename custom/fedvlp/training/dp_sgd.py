@@ -100,8 +100,10 @@ def rate(training: Training, records: int) -> float:
 
 def steps(method: Method, round: int, phase: int) -> int:
     """Steps of a site from the first round to the ``phase``-th of this one, which is counted too."""
-    phases = [name for earlier in range(round) for name in method.phases(earlier)]
-    return sum(method.steps(name) for name in (*phases, *method.phases(round)[: phase + 1]))
+    done = sum(method.steps(name) for name in method.phases(round)[: phase + 1])
+    for earlier in range(round):
+        done += sum(method.steps(name) for name in method.phases(earlier))
+    return done
 
 
 def batches(client: Client, steps: int, training: Training) -> Iterator[Batch]:
@@ -109,6 +111,7 @@ def batches(client: Client, steps: int, training: Training) -> Iterator[Batch]:
     records = client.data.num_train
     groups = max(1, training.batch_size // training.dp_group)
     for _ in range(steps):
+        # Each record is drawn by itself, with probability q: only then does the accountant's amplification hold.
         rows = torch.from_numpy(np.flatnonzero(uniform(records) < rate(training, records)))
         group = torch.from_numpy((uniform(len(rows)) * groups).astype(np.int64))
         drawn = client.data.batches("train", max(1, len(rows)), drop_last=False, rows=rows)
