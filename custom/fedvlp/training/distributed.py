@@ -137,6 +137,7 @@ class MeansInBackward:
         if self._next == len(self._buckets):
             return
         self._missing[self._bucket_of[id(parameter)]] -= 1
+        # In the order of the buckets: a later one that is complete waits for those before it.
         while self._next < len(self._buckets) and not self._missing[self._next]:
             self._send()
 
@@ -179,6 +180,7 @@ def gather(mine: Tensor, rows: slice, total: int) -> Tensor:
 def tell(content: Any, tensors: State) -> tuple[Any, State]:
     """Rank 0's JSON-able ``content`` and named ``tensors`` (on the CPU), at every rank; others' are ignored."""
     described = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()]
+    # First how long the description is, then the description, then each tensor that it names.
     letters = torch.frombuffer(bytearray(json.dumps([content, described]).encode()), dtype=torch.uint8)
     size = torch.tensor([len(letters)])
     dist.broadcast(size, 0)

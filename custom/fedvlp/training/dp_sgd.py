@@ -141,6 +141,7 @@ class PrivateStepper(Stepper):
         rest = {name: tensor for name, tensor in batch.items() if name != GROUP}
         groups = max(1, training.batch_size // training.dp_group)
         sums = [torch.zeros_like(parameter) for parameter in self.parameters]
+        # Step 3: the gradient of each group alone, shortened to C.
         for number in range(groups):
             rows = (group == number).nonzero()[:, 0]
             if len(rows) < 2:
@@ -155,6 +156,7 @@ class PrivateStepper(Stepper):
             for total, shortened in zip(sums, gradients, strict=True):
                 if shortened is not None:
                     total += shortened
+        # Step 4: noise for the sum, whose sensitivity is 2 C.
         deviation = 2 * training.dp_clip * training.dp_noise
         for parameter, total in zip(self.parameters, sums, strict=True):  # also of those that no loss has reached
             noise = gaussian(total.numel()).to(total.dtype).reshape(total.shape).to(total.device)
@@ -170,6 +172,7 @@ class PrivateStepper(Stepper):
     def _shortened(self) -> tuple[list[Tensor | None], float]:
         """The gradients, together of at most the length ``dp_clip``, and that length; none where not finite."""
         gradients = [parameter.grad for parameter in self.parameters]
+        # The length over all parameters together, not of each.
         norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients if one is not None))
         if not math.isfinite(norm):
             logger.warning("%s: the loss of a group is not finite; the group is left out", self.client.name)
