@@ -1,13 +1,17 @@
 """A hook of mkdocs: the site has the folders of the repository, so that links lead where they lead there.
 
 Its pages are README, docs/ and the guides of the other folders. Code and pictures that a page links to come along as
-they are. ``docs/api.md`` is made here: the public names with their docstrings.
+they are. Pages that are written from tables or code alone are made here (``MADE``) and are in no commit; a link to the
+file that writes one leads to the page.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -15,6 +19,18 @@ from mkdocs.structure.files import File, Files
 from fedvlp.core.names import PUBLIC
 
 ROOT = Path(__file__).parents[1]
+sys.path += [str(ROOT), str(ROOT / "tests")]
+
+from support import evidence  # noqa: E402
+
+from studies.claims import results_page  # noqa: E402
+
+MADE: dict[str, tuple[str, Callable[[], str]]] = {
+    "docs/evidence.md": ("tests/support/evidence.py", evidence.content),
+    "studies/results/claims.md": ("studies/claims/results_page.py", results_page.page),
+}
+"""Page -> the file that writes it, and its function."""
+
 FOLDERS = ("docs", "provisioning", "poc", "studies", "tests")
 
 
@@ -28,7 +44,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     own = [ROOT / "docs" / "site.css", ROOT / "docs" / "iframe-worker.js"]
     for path in [*pages, *sorted(linked), *own]:
         site.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
-    return Files([*site, File.generated(config, "docs/api.md", content=api())])
+    made = {"docs/api.md": api()} | {page: write() for page, (_, write) in MADE.items()}
+    return Files([*site, *(File.generated(config, page, content=text) for page, text in made.items())])
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """The text of a page, whose links to what writes another lead to that."""
+    for page, (source, _written) in MADE.items():
+        markdown = re.sub(rf"(\]\((?:\.\./)*){re.escape(source)}", rf"\1{page}", markdown)
+    return markdown
 
 
 def links(page: Path) -> set[Path]:

@@ -1,6 +1,6 @@
 """Every figure behind the claims as one Markdown page, from the tables in results/ alone: nothing is run or loaded.
 
-`python -m studies.page` writes it to results/claims.md.
+The site has it (docs/hooks.py); ``python -m studies.claims.results_page`` prints it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHORT = {AVERAGE: "average", WORST: "worst site"}
 
 OPENING = f"""# The figures behind the claims
 
-Written by `python -m studies.page` from the tables beside it; how claims are judged, and what follows, is in
+Written from the tables in `studies/results`; how claims are judged, and what follows, is in
 [claims](../../docs/claims.md). {EXPLANATION}
 
 A cell is the mean over seeds (SD), or a paired difference [95 %]. R@1 is in percent, among 32 records of the test split
@@ -280,3 +280,7 @@ def page() -> str:
     """The page."""
     judged = [judge(one, reported(figures(loaded(one.name))), PAPERS) for one in SCENARIOS.values()]
     return "\n".join([OPENING, *map(section, corrected(judged)), teachers()])
+
+
+if __name__ == "__main__":
+    print(page())

@@ -1,15 +1,9 @@
-"""Writes docs/evidence.md, the tests that show what the hospitals' pages say.
-
-PYTHONPATH=tests python -m support.evidence
+"""The tests that show what the hospitals' pages say: a page of the site (docs/hooks.py), which has them as sentences.
 
 Guards and attacks are those of docs/security.md, parties those of provisioning/PRIVACY.md, by their names there.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
-
-PAGE = Path(__file__).parents[2] / "docs" / "evidence.md"
 
 GUARDS = """
 Network:
@@ -279,7 +273,7 @@ somebody without an account, cannot:
 OPENING = """# Evidence
 
 The tests that show each statement of [security](security.md) and [PRIVACY](../provisioning/PRIVACY.md): a file below
-`tests/`, and what its tests are called. Written by `PYTHONPATH=tests python -m support.evidence`.
+`tests/`, and what its tests are called.
 """
 
 
@@ -316,8 +310,3 @@ def content() -> str:
     """The page."""
     sections = {"Guards": GUARDS, "Attacks that were run": ATTACKS, "Who can learn what": PARTIES}
     return "\n".join([OPENING, *(table(title, text) for title, text in sections.items())])
-
-
-if __name__ == "__main__":
-    PAGE.write_text(content(), encoding="utf-8")
-    print(PAGE)
