@@ -1,37 +1,41 @@
 """A hook of mkdocs: the site has the folders of the repository, so that links lead where they lead there.
 
 Its pages are README, docs/ and the guides of the other folders. Code and pictures that a page links to come along as
-they are. Pages that are written from tables or code alone are made here (``MADE``) and are in no commit; a link to the
-file that writes one leads to the page.
+they are. Pages that are written from code, tables or notebooks are made here and are in no commit (``made``): a link to
+the file that writes one leads to the page. With NOTEBOOKS=run in the environment the notebooks show what they print.
 """
 
 from __future__ import annotations
 
+import os
+import posixpath
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from fedvlp.core.names import PUBLIC
 
 ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT), str(ROOT / "tests")]
 
-from support import evidence  # noqa: E402
+from support import evidence, notebooks  # noqa: E402
 
 from studies.claims import results_page  # noqa: E402
 
-MADE: dict[str, tuple[str, Callable[[], str]]] = {
-    "docs/evidence.md": ("tests/support/evidence.py", evidence.content),
-    "studies/results/claims.md": ("studies/claims/results_page.py", results_page.page),
-}
-"""Page -> the file that writes it, and its function."""
-
 FOLDERS = ("docs", "provisioning", "poc", "studies", "tests")
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+
+WRITTEN_BY = {
+    "tests/support/evidence.py": "docs/evidence.md",
+    "studies/claims/results_page.py": "studies/results/claims.md",
+    **{f"docs/tutorials/{path.name}": f"docs/tutorials/{path.stem}.md" for path in TUTORIALS},
+}
+"""File -> the page that is made of it."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -44,15 +48,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     own = [ROOT / "docs" / "site.css", ROOT / "docs" / "iframe-worker.js"]
     for path in [*pages, *sorted(linked), *own]:
         site.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
-    made = {"docs/api.md": api()} | {page: write() for page, (_, write) in MADE.items()}
-    return Files([*site, *(File.generated(config, page, content=text) for page, text in made.items())])
+    return Files([*site, *(File.generated(config, path, content=content) for path, content in made().items())])
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The text of a page, whose links to what writes another lead to that."""
-    for page, (source, _written) in MADE.items():
-        markdown = re.sub(rf"(\]\((?:\.\./)*){re.escape(source)}", rf"\1{page}", markdown)
-    return markdown
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """The text of a page, whose links to what writes another page lead to that."""
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def led(link: re.Match[str]) -> str:
+        target = WRITTEN_BY.get(posixpath.normpath(posixpath.join(folder, link[1])))
+        return f"]({posixpath.relpath(target, folder or '.')}" if target else link[0]
+
+    return re.sub(r"\]\(([^)#\s]+)", led, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """The page without the marks of code that have no colour of their own: names, operators, spaces."""
+    return re.sub(r'<span class="(?:w|n|p|o|nn|bp|fm)">([^<]*)</span>', r"\1", html)
 
 
 def links(page: Path) -> set[Path]:
@@ -62,14 +74,23 @@ def links(page: Path) -> set[Path]:
     return {target for target in targets if target.is_file() and target.is_relative_to(ROOT)}
 
 
+def made() -> dict[str, str]:
+    """The pages that are made here, each with its Markdown: no one of them is too long for a browser or a reader."""
+    run = os.environ.get("NOTEBOOKS") == "run"
+    pages = {"docs/evidence.md": evidence.content()}
+    pages |= {f"studies/results/{name}.md": text for name, text in results_page.pages().items()}
+    pages |= {f"docs/tutorials/{path.stem}.md": notebooks.page(path, run) for path in TUTORIALS}
+    pages |= {f"docs/api/{name}.md": f"# {name}\n\n::: {path}\n" for name, path in PUBLIC.items()}
+    return pages | {"docs/api.md": api()}
+
+
 def api() -> str:
-    """A page with every public name, by package; fedvlp itself comes first."""
+    """A list of every public name, by package; fedvlp itself comes first."""
     packages: dict[str, list[str]] = {}
     for name in sorted(PUBLIC, key=lambda name: (name.count("."), name)):
-        packages.setdefault(name.rpartition(".")[0], []).append(PUBLIC[name])
+        packages.setdefault(name.rpartition(".")[0], []).append(name)
     lines = ["# API", "", "The public names: what jobs, configurations, policies and your own code may name."]
-    for package, paths in packages.items():
-        lines += ["", f"## {package}"]
-        for path in paths:
-            lines += ["", f"::: {path}"]
+    for package, names in packages.items():
+        lines += ["", f"## {package}", ""]
+        lines += [f"- [{name.rpartition('.')[2]}](api/{name}.md)" for name in names]
     return "\n".join(lines) + "\n"

@@ -236,7 +236,7 @@ def section(judged: Results) -> str:
         tables += [parts_table(table), round_table(results)]
     if settling.cells:
         tables.append("Seeds on which settings were chosen:\n\n" + row_table(settling, scenario.shown, others))
-    return f"## {scenario.name}\n\n{scenario.text} {machines(results)}\n\n" + "\n".join(tables)
+    return f"# {scenario.name}\n\n{scenario.text} {machines(results)}\n\n" + "\n".join(tables)
 
 
 def teachers() -> str:
@@ -276,11 +276,13 @@ def figures(results: CellResults) -> Table:
     )
 
 
-def page() -> str:
-    """The page."""
-    judged = [judge(one, reported(figures(loaded(one.name))), PAPERS) for one in SCENARIOS.values()]
-    return "\n".join([OPENING, *map(section, corrected(judged)), teachers()])
+def pages() -> dict[str, str]:
+    """Name of a page -> its text: "claims", which leads to the others, and one for each scenario."""
+    judged = corrected([judge(one, reported(figures(loaded(one.name))), PAPERS) for one in SCENARIOS.values()])
+    named = {one.scenario.name: one for one in judged}
+    listed = "".join(f"- [{name}]({name}.md): {one.scenario.text}\n" for name, one in named.items())
+    return {"claims": f"{OPENING}\n{listed}\n{teachers()}"} | {name: section(one) for name, one in named.items()}
 
 
 if __name__ == "__main__":
-    print(page())
+    print("\n".join(pages().values()))
