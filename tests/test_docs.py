@@ -191,7 +191,7 @@ def test_every_file_and_test_that_is_named_exists() -> None:
 
 def test_the_evidence_names_tests_for_every_guard_attack_and_party() -> None:
     """The hospitals' pages say what holds; the site has a page of the tests that show it, by the same names."""
-    assert evidence.content().count("\n## ") == 3
+    assert evidence.content().count("\n## ") == 4
     guards = text("security.md").partition("## Guards\n")[2].partition("\n## ")[0]
     assert re.findall(r"^\| \*\*([^*]+)\*\*", guards, re.MULTILINE) == list(evidence.shown_by(evidence.GUARDS))
     page = (ROOT / "provisioning" / "PRIVACY.md").read_text(encoding="utf-8")
@@ -200,7 +200,7 @@ def test_the_evidence_names_tests_for_every_guard_attack_and_party() -> None:
     assert [f"{who}, {what}" for who in parties for what in ("can learn", "cannot")] == list(
         evidence.shown_by(evidence.PARTIES)
     )
-    for shown in map(evidence.shown_by, (evidence.GUARDS, evidence.ATTACKS, evidence.PARTIES)):
+    for shown in map(evidence.shown_by, (evidence.GUARDS, evidence.ATTACKS, evidence.PARTIES, evidence.FAULTS)):
         for statement, files in shown.items():
             assert files, statement
             for file, names in files.items():
