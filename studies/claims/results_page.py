@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 
 from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.intervals import over_seeds
-from fedvlp.run.cell_results import HEAD, CellResults, NotRunError, Table
+from studies.claims.cell_results import HEAD, CellResults, NotRunError, Table
 from studies.claims.ensembles import SITE_RSUM, UNTAUGHT
 from studies.claims.ledger import AVERAGE, PAPERS, SCENARIOS, UNTRAINED, WORST
 from studies.claims.page import CORRECTED, EXPLANATION, HELD, Results, claim_rows, corrected, judge

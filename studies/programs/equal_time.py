@@ -26,9 +26,9 @@ from fedvlp.core.types import Broadcast
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_results import Table, origin
 from fedvlp.run.experiment import Experiment
 from fedvlp.training.frozen_features import FixedFeatures
+from studies.claims.cell_results import Table, origin
 from studies.claims.ledger import ALIGN, AVERAGE, ROUNDS, SCENARIOS, STEPS, WORST, alignment
 
 SHORT = 12

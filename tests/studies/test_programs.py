@@ -29,12 +29,12 @@ from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods.car_mfl import PARTNERS
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_results import Table
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 from fedvlp.run.terms import terms
 from studies import page
 from studies.claims import ensembles
+from studies.claims.cell_results import Table
 from studies.claims.ledger import alignment, ladder, missing
 
 pytestmark = pytest.mark.slow(seconds=1)

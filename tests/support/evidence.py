@@ -335,14 +335,14 @@ Row 15:
     data/sources/test_table.py test_too_many_unusable_rows_stop_with_counts_and_numbers_of_rows
         test_wrong_columns_are_named_but_never_those_of_the_file
 Row 16:
-    data/test_transforms.py test_truncated_empty_foreign_missing_and_constant_files test_dicom_refusals
+    data/test_radiograph.py test_truncated_empty_foreign_missing_and_constant_files test_dicom_refusals
         test_the_same_numbers_have_the_same_grey_levels_in_every_file
         test_transfer_syntaxes_that_cannot_be_judged_or_decoded_are_refused
 Row 17:
-    data/test_transforms.py test_a_bomb_is_refused_from_its_header
+    data/test_radiograph.py test_a_bomb_is_refused_from_its_header
 Row 18:
     data/test_deid.py test_no_tag_of_a_dicom_file_is_kept test_training_is_blocked_until_the_risk_is_accepted
-    data/test_transforms.py test_dicom_refusals
+    data/test_radiograph.py test_dicom_refusals
     data/test_burned_in.py test_what_identifies_is_found test_a_film_and_its_markers_pass
         test_films_with_an_identity_are_left_out_and_counted test_the_site_accepts_them_by_a_setting_of_its_own_file
         test_without_the_extra_it_is_said_that_nobody_looked

@@ -215,7 +215,8 @@ def tell_dry_run(experiment: Any, workers: int, accept: Accepted) -> None:
     """Prints what the run would take."""
     from rich.console import Console
 
-    from fedvlp.cli.tables import dry_run_lines, plain_table
+    from fedvlp.cli.panels import plain_table
+    from fedvlp.cli.tables import dry_run_lines
     from fedvlp.run.dry_run import dry_run
 
     plan = dry_run(experiment, accept)
@@ -243,7 +244,7 @@ def listing(root: Annotated[Path, typer.Argument(help="Where runs are kept.")] =
         raise ValueError(f"no run in {root}; expected {root}/<preset>/<number>, as simulate makes them")
     from rich.console import Console
 
-    from fedvlp.cli.tables import plain_table
+    from fedvlp.cli.panels import plain_table
     from fedvlp.run.listing import listed
 
     rows = [
@@ -375,7 +376,7 @@ def compare(
         if markdown:
             print(tables.markdown(title, columns, rows), end="\n\n")
         else:
-            Console().print(tables.plain_table(title, columns, rows))
+            Console().print(panels.plain_table(title, columns, rows))
     print(printable(comparison_page.verdict(compared)))
     if html is not None:
         print(f"page {comparison_page.write(compared, folders, html)}")

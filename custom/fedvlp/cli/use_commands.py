@@ -43,7 +43,7 @@ def predict(
     """Classifies images by their similarity to the sentences of each class (zero-shot)."""
     from rich.console import Console
 
-    from fedvlp.cli.tables import plain_table
+    from fedvlp.cli.panels import plain_table
 
     use_plugins(plugins)
     named = None if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
@@ -77,7 +77,7 @@ def search(
     """Shows the records of a data set whose images are nearest to a phrase, or to an image."""
     from rich.console import Console
 
-    from fedvlp.cli.tables import plain_table
+    from fedvlp.cli.panels import plain_table
     from fedvlp.run.search import rows_of
     from fedvlp.run.search import search as nearest
 
@@ -235,8 +235,8 @@ def _mask_of(model: DualEncoder, file: Path, film: Path) -> Any:
     """Bool [S, S] of a mask's file, cropped as the model sees the film."""
     import torch
 
+    from fedvlp.data.loader import eval_batch
     from fedvlp.data.masks import read_mask
-    from fedvlp.data.transforms import eval_batch
     from fedvlp.run.search import decoded_size
 
     whole = 255 * torch.from_numpy(read_mask(file, decoded_size(model), film)).to(torch.uint8)

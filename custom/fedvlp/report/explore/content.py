@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedvlp.data.cohort import Cohort, NoRecordsError
+from fedvlp.data.loader import eval_batch
 from fedvlp.data.record_ids import as_written
-from fedvlp.data.transforms import eval_batch
 from fedvlp.evaluation.attribution import Attribution, attribution
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.use import class_cosines, sentences_of
