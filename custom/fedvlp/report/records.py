@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.data.labels import CHEXPERT
-from fedvlp.data.transforms import eval_batch
+from fedvlp.data.loader import eval_batch
 from fedvlp.evaluation.attribution import attribution, drawn, within
 from fedvlp.evaluation.retrieval import ranks
 from fedvlp.models.load import load_model
