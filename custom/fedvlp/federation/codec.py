@@ -94,15 +94,17 @@ def quantise(value: Tensor, base: Tensor, missed: Tensor | None = None) -> tuple
     """
     codes = torch.empty(value.shape, dtype=torch.int8)
     scales = torch.zeros(len(value))
-    work: list[Tensor] = []
+    work = torch.empty(0)
     for rows, start, code, scale, error in _blocks(value, base, codes, scales, base if missed is None else missed):
-        work = work or [torch.empty(rows.shape), torch.empty(rows.shape)]
-        delta, other = (buffer[: len(rows)] for buffer in work)
+        if not work.numel():
+            work = torch.empty(rows.shape)
+        delta = work[: len(rows)]
         target = rows if missed is None else error.add_(rows)
         torch.sub(target, start, out=delta)
-        torch.amax(torch.abs(delta, out=other), 1, out=scale)
-        scale.div_(127)
-        inverse = torch.where(scale > TINY, 1 / scale, 0)  # a row that rounds to nothing has codes of 0
+        # The largest absolute value in two reads: to write the absolute values would cost the cache another block.
+        torch.maximum(delta.amax(1), delta.amin(1).neg_(), out=scale).abs_().div_(127)
+        small = (scale > TINY).logical_not_()  # a row that rounds to nothing has codes of 0
+        inverse = scale.reciprocal().masked_fill_(small, 0)
         code.copy_(delta.mul_(inverse[:, None]).round_())
         _decode(delta, code, scale, start)
         if missed is None:
