@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from fedvlp.core.client import Client
@@ -326,6 +327,30 @@ def _on_drawn_vectors(preset: Experiment) -> Experiment:
     )
 
 
+PASSES = 21
+"""Steps of three passes over a site's records of ``drawn_ladder``."""
+
+
+def drawn_rivals(seed: int) -> Mapping[str, Experiment]:
+    """What CreamFL's Table 1 has beside it, at the sites, the server and the schedule of ``drawn_ladder``.
+
+    FedAvg and FedIoT average models, so all sites have the server's; sites with pairs train on the public set as well.
+    """
+    cream = drawn_ladder(seed)["creamfl"]
+    steps: dict[str, Any] = {name: getattr(cream.method, name) for name in SCHEDULE}
+    table = {
+        name: replace(cream, method=replace(presets.get(name).method, **steps))
+        for name in ("fedmd", "fedet", "fedgems")
+    }
+    averaged: Any = replace(presets.get("fediot").method, local_steps=PASSES)
+    for name, method in (("fediot", averaged), ("fedavg", replace(averaged, alpha=1.0))):
+        table[name] = replace(cream, method=method, site_models=())
+    return table
+
+
+SCHEDULE = ("local_epochs", "server_steps", "distil_steps", "server_rounds")
+
+
 def _settled(preset: Experiment, towers: Mapping[str, Any], steps: Mapping[str, Any], **changes: Any) -> Experiment:
     """With these towers, steps and changes; the contrast is in every private step, and all sites' heads are alike."""
     method: Any = preset.method
@@ -344,7 +369,9 @@ def _cream(text: str, method: str, other: str, value: str = "not given", figure:
     return Claim("creamfl", text, method, other, figure, value)
 
 
-def _ensembles(name: str, text: str, experiments: Callable[[int], Mapping[str, Experiment]]) -> Scenario:
+def _ensembles(
+    name: str, text: str, experiments: Callable[[int], Mapping[str, Experiment]], more: Sequence[Claim] = ()
+) -> Scenario:
     return Scenario(
         name,
         text,
@@ -375,6 +402,7 @@ def _ensembles(name: str, text: str, experiments: Callable[[int], Mapping[str, E
             _cream("distillation lifts the server, equal total steps", "creamfl", "server-alone-all-steps"),
             _cream("what sites have learned lifts the server", "creamfl", UNTRAINED),
             _cream("the contrast lifts the best site with pairs", "creamfl", "reamfl-gca", figure=SITE_RSUM),
+            *more,
         ),
         (RSUM, SITE_RSUM, UNTAUGHT),
     )
@@ -390,7 +418,17 @@ CREAMFL = _ensembles(
 DRAWN = _ensembles(
     "drawn-vectors",
     "The same sites and server on drawn vectors in place of images and reports, so that nobody knows anything before.",
-    drawn_ladder,
+    lambda seed: {**drawn_ladder(seed), **drawn_rivals(seed)},
+    [
+        _cream(f"CreamFL is ahead of {title}", "creamfl", other, f"{value} (Table 1, R@1 sum)")
+        for title, other, value in (
+            ("FedAvg", "fedavg", "+18.9"),
+            ("FedIoT", "fediot", "+21.7"),
+            ("FedMD", "fedmd", "+4.6"),
+            ("FedET", "fedet", "+3.8"),
+            ("FedGEMS", "fedgems", "+3.2"),
+        )
+    ],
 )
 
 
@@ -399,6 +437,15 @@ DRAWN = _ensembles(
 ALL_PAIRED, POOLED = "mfedavg-p-paired", "pooled"
 POOLED_SHARE = 0.95
 """Of the patients, in the public set of the pooled bound: the sites, which do not train there, keep a batch each."""
+
+
+MIXES = ((0, 4, 1), (2, 2, 1))
+"""Sites with images alone, with texts alone and with both, beside 4:0:1."""
+
+
+def mixed(name: str, mix: tuple[int, int, int]) -> str:
+    """The row of a method with such sites."""
+    return "-".join([name, *map(str, mix)])
 
 
 def missing(seed: int) -> Mapping[str, Experiment]:
@@ -416,6 +463,9 @@ def missing(seed: int) -> Mapping[str, Experiment]:
         data = replace(drawn, labels="fourteen", omitted=0.8, size=6000)
         rounds = replace(preset.rounds, rounds=24, evaluate_every=3)  # the best of three rounds is the model
         table[name] = replace(preset, model=model, data=data, rounds=rounds)
+    for name, (images, texts, _) in product(("mfedavg-p", "car-mfl"), MIXES):
+        partition = replace(table[name].partition, image_only=images, text_only=texts)
+        table[mixed(name, (images, texts, 1))] = replace(table[name], partition=partition)
     public = table["mfedavg-p"]
     nobody_lacks = replace(public.partition, image_only=0, text_only=0)
     lower = replace(public, method=replace(public.method, private=False))  # type: ignore[call-arg]
@@ -441,6 +491,15 @@ CAR_MFL = Scenario(
     (
         Claim("car-mfl", "imputed modalities are ahead of zeros", "car-mfl", "mfedavg-p", MACRO, "+5.4 (Table 1)"),
         Claim("car-mfl", "training on the public set too", "mfedavg-p", "mfedavg", MACRO, "+2.3 (Table 1)"),
+        *(
+            Claim("car-mfl", f"the same, {text}", mixed("car-mfl", mix), mixed("mfedavg-p", mix), MACRO, value)
+            for mix, text, value in zip(
+                MIXES,
+                ("sites without images", "sites without either"),
+                ("+2.1 (Table 1, 0:8:2)", "+5.5 (Table 1, 4:4:2)"),
+                strict=True,
+            )
+        ),
     ),
     (MACRO, without("text"), without("image")),
 )
