@@ -14,8 +14,8 @@ from fedvlp.methods.ensemble import MODEL
 from fedvlp.methods.math.contrast import representations
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_results import Figures
 from fedvlp.run.folder import RunFolder
+from studies.claims.cell_results import Figures
 
 HELD_OUT = ("val", "test")
 KS = (1, 5, 10)

@@ -21,11 +21,11 @@ from fedvlp.objectives.gloria import GLoRIAConfig
 from fedvlp.objectives.mgca import MGCAConfig
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_results import Figures
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import summary
 from studies.claims import distortion, ensembles, selection
+from studies.claims.cell_results import Figures
 from studies.claims.distortion import OWN, PLAIN, change, change_elsewhere
 from studies.claims.ensembles import RSUM, SITE_RSUM, UNTAUGHT
 from studies.claims.scenario import Claim, Scenario, above, ahead, apart, apart_methods, at_least, at_most

@@ -98,7 +98,10 @@ def test_explain_says_how_much_of_the_map_lies_within_a_mask_and_first_that_the_
     added = attribution(load_model(home / "run"), home / "images" / "000003.png", "edema").added
     strongest = added >= added.flatten().quantile(0.9)
     share = float(strongest[:, :16].sum() / strongest.sum())  # the model sees the middle 32 pixels
-    assert f"of the strongest tenth of the map {share:.0%} lies within the mask, which is 50% of the film" in output
+    assert (
+        f"of the strongest tenth of the map {100 * share:.0f} % lies within the mask, which is 50 % of the image"
+        in output
+    )
     assert "CAUTION" not in output
     for low, first in ((0.45, "CAUTION: zero-shot of this model is no better than chance"), (0.55, "cosine ")):
         lines = [",".join(COLUMNS), f"trained,site-1,Edema,20,5,0.6,{low},0.7"]

@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 from support.film_files import dicom
 
+from fedvlp.data.images import decode
+from fedvlp.data.loader import eval_batch
 from fedvlp.data.preprocessing import AS_WRITTEN, CLEANED, PreparationError, Preprocessing
 from fedvlp.data.report_text import clean_phrase, clean_report
-from fedvlp.data.transforms import decode, eval_batch
 
 RNG = np.random.default_rng(0)
 FILMS = {

@@ -23,10 +23,10 @@ from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.creamfl_collections import FOLDERS
 from fedvlp.evaluation import metric_names as names
 from fedvlp.report import html
-from fedvlp.run.cell_results import Table, spent
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import of_server
 from studies.claims import ledger
+from studies.claims.cell_results import Table, spent
 from studies.claims.ensembles import RSUM
 from studies.claims.scenario import HOLDS
 from studies.reproduce import inventory, measures, output, printed, run

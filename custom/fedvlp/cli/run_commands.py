@@ -15,9 +15,12 @@ from fedvlp.cli.overrides import (
     AcceptAll,
     AcceptKinds,
     ConfigFile,
+    Data,
+    OwnSources,
     Plugins,
     Seed,
     Setting,
+    Sites,
     Start,
     accepted,
     configured,
@@ -55,12 +58,9 @@ def simulate(
     config: Annotated[
         Path | None, typer.Option(help="Preset and settings as a file: TOML, or a run's config.json.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help=DATA + ".")] = None,
-    sites: Annotated[int | None, typer.Option(help="Number of sites to simulate.")] = None,
-    site: Annotated[
-        list[str] | None,
-        typer.Option("--site", help="NAME=SOURCE:FOLDER, a data set that is one site's; may be repeated."),
-    ] = None,
+    data: Data = None,
+    sites: Sites = None,
+    site: OwnSources = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder for decoded images; default: in memory, with frozen towers RUNS/cache.")
     ] = None,
@@ -215,7 +215,8 @@ def tell_dry_run(experiment: Any, workers: int, accept: Accepted) -> None:
     """Prints what the run would take."""
     from rich.console import Console
 
-    from fedvlp.cli.tables import dry_run_lines, plain_table
+    from fedvlp.cli.panels import plain_table
+    from fedvlp.cli.tables import dry_run_lines
     from fedvlp.run.dry_run import dry_run
 
     plan = dry_run(experiment, accept)
@@ -243,7 +244,7 @@ def listing(root: Annotated[Path, typer.Argument(help="Where runs are kept.")] =
         raise ValueError(f"no run in {root}; expected {root}/<preset>/<number>, as simulate makes them")
     from rich.console import Console
 
-    from fedvlp.cli.tables import plain_table
+    from fedvlp.cli.panels import plain_table
     from fedvlp.run.listing import listed
 
     rows = [
@@ -375,7 +376,7 @@ def compare(
         if markdown:
             print(tables.markdown(title, columns, rows), end="\n\n")
         else:
-            Console().print(tables.plain_table(title, columns, rows))
+            Console().print(panels.plain_table(title, columns, rows))
     print(printable(comparison_page.verdict(compared)))
     if html is not None:
         print(f"page {comparison_page.write(compared, folders, html)}")

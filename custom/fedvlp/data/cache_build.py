@@ -80,7 +80,7 @@ class Shards:
 
 
 CHUNK = 256  # images that are decoded, written and counted together
-LOADED_ONCE = ["cv2", "fedvlp.data.transforms"]  # modules that the decoding processes share
+LOADED_ONCE = ["cv2", "fedvlp.data.images"]  # modules that the decoding processes share
 Decoded = tuple[np.ndarray, list[int], dict[int, str], list[str]]
 """Images [n, *shape] uint8, the CRC-32 of each, index -> reason for those that could not be read (zeros), and how the
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from fedvlp.data.image_kinds import write_kinds
+from fedvlp.data.images import DECODING, square
+from fedvlp.data.loader import eval_batch
 from fedvlp.data.radiograph import ImageAccessError, UnreadableImageError, read_film
 from fedvlp.data.report_text import AS_WRITTEN, CLEANED, clean_phrase
-from fedvlp.data.transforms import DECODING, eval_batch, square
 
 FIELDS = ("decoding", "longest_side", "input_size", "reports")
 """What a description must have; all else in it is for people, and for programs other than fedvlp."""

@@ -53,13 +53,14 @@ class Attribution:
 
 
 def within(result: Attribution, mask: Tensor) -> str:
-    """How much of the strongest tenth of the map lies within a bool mask [S, S], beside the mask's share of the film.
+    """How much of the strongest tenth of the map lies within a bool mask [S, S], beside the mask's share of the image.
 
     A map that knows nothing of the mask has both alike.
     """
     strongest = result.added >= result.added.flatten().quantile(0.9)
     inside, area = float(mask[strongest].double().mean()), float(mask.double().mean())
-    return f"of the strongest tenth of the map {inside:.0%} lies within the mask, which is {area:.0%} of the film"
+    shares = f"{100 * inside:.0f} % lies within the mask, which is {100 * area:.0f} % of the image"
+    return f"of the strongest tenth of the map {shares}"
 
 
 def attribution(

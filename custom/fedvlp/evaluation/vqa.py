@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from fedvlp.core.seeds import seed as seed_of
 from fedvlp.core.seeds import seeded
 from fedvlp.data.cohort import Cohort, Question
-from fedvlp.data.transforms import eval_batch
+from fedvlp.data.loader import eval_batch
 from fedvlp.evaluation.downstream import (
     Records,
     features,

@@ -468,14 +468,15 @@ def get(name: str) -> Experiment:
     return experiment
 
 
-def of_plugins(installed: bool = False) -> list[str]:
-    """The names of the presets that plugins in use have; with ``installed``, of every installed plugin as well.
-
-    Raises PluginError where an installed plugin cannot be imported.
-    """
-    if installed:
-        plugins.use_installed()
+def of_plugins() -> list[str]:
+    """The names of the presets that plugins in use have."""
     return [name for name in plugins.table("PRESETS", PRESETS, wanted=next(iter(PRESETS))) if name not in PRESETS]
+
+
+def in_short(experiment: Experiment) -> tuple[str, str, str]:
+    """Objective, sites and rounds, as `fedvlp presets` shows them."""
+    objective = type(experiment.objective).__name__.removesuffix("Config")
+    return objective, str(experiment.partition.sites), str(experiment.rounds.rounds)
 
 
 # What `--set` can change in an experiment: every setting, its value, and what its field's comment says it means.

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fedvlp.core.checkpoint import save_bytes
 from fedvlp.data.cohort import Cohort, NoRecordsError
+from fedvlp.data.loader import eval_batch
 from fedvlp.data.preprocessing import Preprocessing
 from fedvlp.data.record_ids import as_written
-from fedvlp.data.transforms import eval_batch
 from fedvlp.models.dual_encoder import DualEncoder
 
 NPZ, PARQUET = SUFFIXES = (".npz", ".parquet")

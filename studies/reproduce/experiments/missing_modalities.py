@@ -10,9 +10,9 @@ from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.labels import CHEXPERT
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.run import presets
-from fedvlp.run.cell_results import Figures
 from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.site_sources import PatientSites, Shares, deal
+from studies.claims.cell_results import Figures
 from studies.claims.ledger import ALL_PAIRED, POOLED, POOLED_SHARE, seeded
 from studies.reproduce import measures
 from studies.reproduce.experiments.records import Cells, counted, dealt, on_data, source, with_public
