@@ -222,9 +222,9 @@ def _zero_shot_of_model(folder: RunFolder, choices: Choices) -> list[Path]:
     model.require_comparable("zero-shot")
     classes = _prompted(choices.data, cohort.label_names, choices.classes)
     objective = ConVIRT()  # it is not called
-    client = Client("model", 0, model, objective, None)
-    rows = _imaged(cohort)
-    data = SiteData(_unknown_where_never_said(cohort), {"test": rows}, model.tokenizer, model.config.image_size)
+    tests = {"test": _imaged(cohort)}
+    data = SiteData(_unknown_where_never_said(cohort), tests, model.tokenizer, model.config.image_size)
+    client = Client("model", 0, model, objective, data)
     states = {zero.GLOBAL: named_state(model, objective)}
     results, chosen = zero.zero_shot(zero.ZeroShot(classes), client, states, {ELSEWHERE: data}, cohort.label_names)
     title = f"{folder.path.name}: zero-shot accuracy, %"
