@@ -82,12 +82,14 @@ pictures: $(VENV)/tools
 	$(BIN)/python studies/programs/pictures.py build/pictures/feddra/001 build/pictures/compare.html
 
 # Draws the picture of the rooms and writes the page of FedDRA anew, then builds the site: open build/docs/index.html.
-# A warning is an error; mkdocs does not count warnings when it is told to be quiet.
+# A warning is an error; mkdocs does not count warnings when it is told to be quiet. The notebooks are run, for minutes,
+# where they or the package have changed since; NOTEBOOKS= leaves that out.
+NOTEBOOKS ?= run
 docs: $(VENV)/tools
 	PYTHONPATH=tests $(BIN)/python -m support.picture
 	PYTHONPATH=tests $(BIN)/python -m support.feddra_page
 	PYTHONPATH=tests $(BIN)/python -m support.known
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 NOTEBOOKS=$(NOTEBOOKS) $(BIN)/python -m mkdocs build --strict
 
 # Runs every committed preset shortly, says which figures moved, and rewrites those golden files; the commit says why.
 golden: $(VENV)/tools

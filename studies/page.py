@@ -1,4 +1,4 @@
-"""Writes studies/README.md and results/claims.md from the tables in results/: `python -m studies.page`."""
+"""Writes studies/README.md from the tables in results/: `python -m studies.page`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import ast
 import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-from studies.claims import results_page
 
 STUDIES = Path(__file__).parent
 PAGE = STUDIES / "README.md"
@@ -24,8 +22,8 @@ installs; in a clone `make` installs it, or `pip install --no-deps -e studies`. 
 - `reproduce/`: `fedvlp reproduce`, the papers' tables ([a table by one command](../docs/reproduce.md)).
 - `programs/`: one program a file, `python studies/programs/NAME.py`; `--help` says what it takes, `--quick` runs it
   small, `make bench` runs the full ones. Each prints JSON lines, machine and load first and last.
-- `results/`: a table for each scenario of the claims with a line a cell, [all of them as one page](results/claims.md),
-  `settings.csv` with their settings;
+- `results/`: a table for each scenario of the claims with a line a cell, [as one
+  page](../studies/claims/results_page.py), `settings.csv` with their settings;
   `goals.csv`, and `programs.csv` with every figure that programs printed, with revision and date.
 
 Variants run in turn in one call: compare ratios of one call, never seconds of two. Where nothing else is said: 2 cores
@@ -75,11 +73,6 @@ def page() -> str:
     )
 
 
-PAGES = {PAGE: page, results_page.RESULTS / "claims.md": results_page.page}
-"""File -> what writes it."""
-
-
 if __name__ == "__main__":
-    for file, content in PAGES.items():
-        file.write_text(content(), encoding="utf-8")
-        print(f"wrote {file}")
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE}")

@@ -145,15 +145,13 @@ PROSE = {
 """Words that only this project knew, in Markdown, and the field's own. `code` may have them: names stay."""
 
 ROOT = PACKAGE.parents[1]
-GENERATED = "docs/evidence.md"
-"""A page of the names of tests."""
 
 
 def pages() -> list[Path]:
     """The Markdown of the repository."""
     folders = ("custom", "docs", "poc", "provisioning", "studies", "tests")
     found = [*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.md"))]
-    return [path for path in sorted(found) if path.relative_to(ROOT).as_posix() != GENERATED]
+    return sorted(found)
 
 
 def own_words(text: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Every figure behind the claims as one Markdown page, from the tables in results/ alone: nothing is run or loaded.
 
-`python -m studies.page` writes it to results/claims.md.
+The site has it (docs/hooks.py); ``python -m studies.claims.results_page`` prints it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHORT = {AVERAGE: "average", WORST: "worst site"}
 
 OPENING = f"""# The figures behind the claims
 
-Written by `python -m studies.page` from the tables beside it; how claims are judged, and what follows, is in
+Written from the tables in `studies/results`; how claims are judged, and what follows, is in
 [claims](../../docs/claims.md). {EXPLANATION}
 
 A cell is the mean over seeds (SD), or a paired difference [95 %]. R@1 is in percent, among 32 records of the test split
@@ -236,7 +236,7 @@ def section(judged: Results) -> str:
         tables += [parts_table(table), round_table(results)]
     if settling.cells:
         tables.append("Seeds on which settings were chosen:\n\n" + row_table(settling, scenario.shown, others))
-    return f"## {scenario.name}\n\n{scenario.text} {machines(results)}\n\n" + "\n".join(tables)
+    return f"# {scenario.name}\n\n{scenario.text} {machines(results)}\n\n" + "\n".join(tables)
 
 
 def teachers() -> str:
@@ -276,7 +276,13 @@ def figures(results: CellResults) -> Table:
     )
 
 
-def page() -> str:
-    """The page."""
-    judged = [judge(one, reported(figures(loaded(one.name))), PAPERS) for one in SCENARIOS.values()]
-    return "\n".join([OPENING, *map(section, corrected(judged)), teachers()])
+def pages() -> dict[str, str]:
+    """Name of a page -> its text: "claims", which leads to the others, and one for each scenario."""
+    judged = corrected([judge(one, reported(figures(loaded(one.name))), PAPERS) for one in SCENARIOS.values()])
+    named = {one.scenario.name: one for one in judged}
+    listed = "".join(f"- [{name}]({name}.md): {one.scenario.text}\n" for name, one in named.items())
+    return {"claims": f"{OPENING}\n{listed}\n{teachers()}"} | {name: section(one) for name, one in named.items()}
+
+
+if __name__ == "__main__":
+    print("\n".join(pages().values()))

@@ -232,28 +232,95 @@ def unlinked(*names: str) -> Any:
     return write
 
 
-def damaged(folder: Path) -> None:
+def pair_but(name: str, content: Any = None, **changes: Any) -> Any:
+    """A pair of CLIP of which a file is another: has this content, or in its JSON these values."""
+
+    def write(folder: Path) -> None:
+        pair(folder, "clip")
+        file = folder / name
+        before = file.read_bytes()
+        file.write_bytes(content(before) if content else json.dumps({**json.loads(before), **changes}).encode())
+
+    return write
+
+
+def tensors_but(change: Any) -> Any:
+    """A pair of CLIP whose tensors are changed."""
+
+    def write(folder: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        pair(folder, "clip")
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    return write
+
+
+def lfs(_: bytes) -> bytes:
+    return b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 598635032\n"
+
+
+def page(_: bytes) -> bytes:
+    return b"\n<!DOCTYPE html><html><title>404</title></html>"
+
+
+def text_config(**changes: Any) -> Any:
+    """A pair whose config.json says other things of its text tower than its weights."""
+
+    def content(before: bytes) -> bytes:
+        said = json.loads(before)
+        said["text_config"] |= changes
+        return json.dumps(said).encode()
+
+    return pair_but("config.json", content)
+
+
+def in_parts(folder: Path, seed: int = 0) -> Any:
+    model = pair(folder, "clip", seed)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    return model
+
+
+def part_missing(folder: Path) -> None:
+    in_parts(folder)
+    (folder / "model-00002-of-00009.safetensors").unlink()
+
+
+def linked(folder: Path) -> None:
     pair(folder, "clip")
-    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000])
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("../../blobs/0123")
 
 
-def partial(folder: Path) -> None:
-    from safetensors.torch import load_file, save_file
+def two_models(folder: Path) -> None:
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        config(folder / name, model_type="bert")
 
-    pair(folder, "clip")
-    tensors = load_file(folder / "model.safetensors")
-    tensors.pop("visual_projection.weight")
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+def timm_with(**args: Any) -> Any:
+    def write(folder: Path) -> None:
+        import timm
+
+        timm.models.save_for_hf(timm.create_model("resnet10t"), folder, model_args=args)
+
+    return write
+
+
+def siglip2(folder: Path) -> None:
+    """Its image tower is given patches, however many an image has, and no image."""
+    import transformers as hf
+
+    hf.Siglip2VisionModel(hf.Siglip2VisionConfig(**TINY, num_patches=16, patch_size=8)).save_pretrained(folder)
+    processor(folder)
 
 
 def pickled(folder: Path) -> None:
     unlinked("model.safetensors")(folder)
     torch.save({"weight": Code()}, folder / "pytorch_model.bin")
-
-
-def without_statistics(folder: Path) -> None:
-    pair(folder, "clip")
-    (folder / "preprocessor_config.json").write_text('{"size": 32}')
 
 
 def open_clip_own(folder: Path) -> None:
@@ -271,12 +338,67 @@ WRONG: dict[str, tuple[Any, str]] = {
     "empty": (lambda folder: None, "it is an empty folder, without config.json; give an open_clip folder"),
     "weights alone": (unlinked("config.json", "tokenizer.json"), "it is a folder of weights, without config.json"),
     "no weights": (unlinked("model.safetensors"), "its weights are missing; expected model.safetensors or pytorch"),
-    "no tokenizer": (unlinked("tokenizer.json", "tokenizer_config.json"), "the files of its tokenizer are missing"),
+    "no tokenizer": (
+        unlinked("tokenizer.json", "tokenizer_config.json"),
+        "tokenizer are missing or damaged: seen none, expected",
+    ),
     "no processor": (unlinked("preprocessor_config.json"), "preprocessor_config.json is missing, which says the size"),
-    "no statistics": (without_statistics, "image_mean or image_std is missing in preprocessor_config.json"),
-    "damaged": (damaged, r"its weights are damaged, hold more than tensors, or do not fit its config.json \(Safet"),
-    "partial": (partial, r"1 tensors of a clip are missing in its weights \(e.g. visual_projection.weight\)"),
-    "code in weights": (pickled, "its weights are damaged, hold more than tensors"),
+    "no statistics": (
+        pair_but("preprocessor_config.json", lambda _: b'{"size": 32}'),
+        "image_mean or image_std is missing in preprocessor_config.json",
+    ),
+    "no numbers": (
+        pair_but("preprocessor_config.json", image_std="x"),
+        r"and std 'x' of its images; expected 3 numbers",
+    ),
+    "std of 0": (pair_but("preprocessor_config.json", image_std=[0, 0, 0]), r"std \[0, 0, 0\] of its images; expected"),
+    "two channels": (pair_but("preprocessor_config.json", image_mean=[0.5, 0.5]), r"mean \[0.5, 0.5\] and std"),
+    "no square": (
+        pair_but("preprocessor_config.json", size={"height": 32, "width": 64}),
+        "says images of .* read are squares",
+    ),
+    "damaged": (
+        pair_but("model.safetensors", lambda c: c[:5000]),
+        r"model.safetensors is cut short or damaged, or .*Safet",
+    ),
+    "emptied": (pair_but("model.safetensors", lambda c: b""), "model.safetensors is cut short or damaged"),
+    "partial": (
+        tensors_but(lambda t: t.pop("visual_projection.weight")),
+        r"1 tensors of a clip are missing in its weights \(e.g. visual_projection.weight\)",
+    ),
+    "not finite": (
+        tensors_but(lambda t: t["visual_projection.weight"].fill_(torch.nan)),
+        "vectors that are not finite",
+    ),
+    "LFS weights": (pair_but("model.safetensors", lfs), "model.safetensors is a pointer of Git LFS .* `git lfs pull`"),
+    "LFS words": (pair_but("tokenizer.json", lfs), "tokenizer.json is a pointer of Git LFS"),
+    "LFS config": (pair_but("config.json", lfs), "config.json is a pointer of Git LFS"),
+    "page as config": (
+        pair_but("config.json", page),
+        "config.json is a web page in place of the file; download it again",
+    ),
+    "page as weights": (pair_but("model.safetensors", page), "model.safetensors is a web page"),
+    "page as processor": (pair_but("preprocessor_config.json", page), "preprocessor_config.json is a web page"),
+    "half a config": (pair_but("config.json", lambda c: c[:50]), "config.json cannot be read"),
+    "link": (linked, "config.json is a link to a file that is not here; copy the folder again by `cp -rL`"),
+    "part missing": (
+        part_missing,
+        r"1 of the 9 shards that model.safetensors.index.json names are missing \(model-00002",
+    ),
+    "two models": (two_models, "there are 2 models in it; give one: a, b"),
+    "fewer words": (text_config(vocab_size=9), "its tokenizer has 17 words, and its text tower 9"),
+    "more words": (
+        text_config(vocab_size=99),
+        r"does not fit config.json: 1 tensors .* \[17, 32\], expected \[99, 32\]",
+    ),
+    "projection": (
+        pair_but("config.json", projection_dim=9),
+        r"2 tensors have another shape \(e.g. text_projection.weight \[24, 32\], expected \[9, 32\]\); give both files",
+    ),
+    "values of others": (text_config(hidden_size="wide"), "its config.json is no clip's"),
+    "SigLIP 2": (siglip2, "cannot be run on an image of 32 x 32 pixels and a text"),
+    "unknown argument": (timm_with(nonsense=1), "the installed library cannot build what its configuration says"),
+    "code in weights": (pickled, "pytorch_model.bin is cut short or damaged, or holds more than tensors"),
     "code of its own": (
         lambda f: config(f, model_type="biovil", auto_map={"AutoModel": "m.M"}),
         "code of its own, which",
@@ -305,16 +427,17 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_wrong_folder_is_told_what_it_is_and_what_is_missing(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """No text names a folder of this machine, nor does what the other library prints."""
     monkeypatch.chdir(tmp_path)
     write, sentence = WRONG[kind]
     folder = tmp_path / "given"
     folder.mkdir()
     write(folder)
     with pytest.raises(StartError, match=sentence) as refused:
-        read(folder)
-    assert str(tmp_path) not in str(refused.value)
+        as_model(read(folder))
+    assert str(tmp_path) not in str(refused.value) + "".join(capfd.readouterr())
     assert not Path("ran").exists()
 
 
@@ -329,7 +452,58 @@ def test_a_wrong_file_is_told_what_it_is(tmp_path: Path, monkeypatch: pytest.Mon
     torch.save({"layer.weight": torch.zeros(2)}, "other.pt")
     with pytest.raises(StartError, match="its tensors are no DenseNet's of torchxrayvision"):
         read(tmp_path / "other.pt")
+    Path("model.zip").touch()
+    with pytest.raises(StartError, match="it is an archive; unpack it and give the folder in it"):
+        read(tmp_path / "model.zip")
+    Path("lfs.pt").write_bytes(lfs(b""))
+    with pytest.raises(StartError, match="a pointer of Git LFS"):
+        read(tmp_path / "lfs.pt")
     Path("notes.txt").touch()
     with pytest.raises(StartError, match="it is no file of weights"):
         read(tmp_path / "notes.txt")
     assert not Path("ran").exists()
+
+
+def test_what_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root reads whatever there is, the refusal is pretended."""
+    pair(tmp_path, "clip")
+    opened = Path.open
+
+    def refused(file: Path, *args: Any, **more: Any) -> Any:
+        if file.name == "model.safetensors":
+            raise PermissionError(13, "Permission denied")
+        return opened(file, *args, **more)
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(StartError, match=r"model.safetensors cannot be read \(Permission denied\); allow this account"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["cache", "inner", "float16", "bfloat16", "parts"])
+@torch.no_grad()
+def test_folders_as_downloads_leave_them(tmp_path: Path, how: str) -> None:
+    """A cache of Hugging Face, whose files are links; a folder in a folder; weights of half size; weights in parts."""
+    from safetensors.torch import load_file, save_file
+
+    folder, files = tmp_path / "given", tmp_path / "files"
+    files.mkdir()
+    theirs = in_parts(files) if how == "parts" else pair(files, "clip")
+    if "float" in how:
+        tensors = load_file(files / "model.safetensors")
+        halves = {name: tensor.to(getattr(torch, how)) for name, tensor in tensors.items()}
+        save_file(halves, files / "model.safetensors", {"format": "pt"})
+    if how == "cache":
+        snapshot = folder / "snapshots" / "0123abcd"
+        snapshot.mkdir(parents=True)
+        for file in files.iterdir():
+            (snapshot / file.name).symlink_to(file)
+    elif how == "inner":
+        folder.mkdir()
+        files.rename(folder / "model")
+    else:
+        files.rename(folder)
+    ours, seen = films()
+    vectors = as_model(read(folder)).encode_image(ours)
+    expected = torch.nn.functional.normalize(theirs.get_image_features(pixel_values=seen).pooler_output, dim=1)
+    rough = {"float16": 1e-3, "bfloat16": 1e-2}.get(how, 1e-5)
+    torch.testing.assert_close(vectors, expected, rtol=rough, atol=rough)

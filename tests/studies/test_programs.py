@@ -51,9 +51,8 @@ def test_every_benchmark_finds_what_it_imports() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_the_pages_are_of_these_results_and_programs() -> None:
-    for file, content in page.PAGES.items():
-        assert file.read_text(encoding="utf-8") == content(), "python -m studies.page writes it anew"
+def test_the_page_is_of_these_results_and_programs() -> None:
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(), "python -m studies.page writes it anew"
     assert len(page.PAGE.read_bytes()) <= 10_100
 
 

@@ -186,19 +186,21 @@ def explore(
     plugins: Plugins = None,
 ) -> None:
     """Serves a web page to this machine: images for a phrase; findings, similar images and reports for an image."""
+    from fedvlp.data.screening import DataSource
     from fedvlp.report.explore import serve
     from fedvlp.report.explore.content import Explorer
     from fedvlp.report.explore.page import page
-    from fedvlp.run.search import rows_of
+    from fedvlp.run.search import decoded_size, rows_of
 
     use_plugins(plugins)
     serve.refuse_without_gradio()
     with serve.listening(address, port) as opened:
         trained = _loaded(model, statistics, device)
-        cohort = _records(trained, data, cache)
+        source = stored(records_of(data, decoded_size(trained)), cache)
+        cohort = source.build()
         count = len(rows_of(cohort, split))
         print(f"the vectors of {count:,} records are computed; then the page is there", flush=True)
-        explorer = Explorer.of(trained, cohort, split)
+        explorer = Explorer.of(trained, cohort, split, DataSource.of(source).written())
         if not serve.is_loopback(opened):
             print(f"CAUTION: {serve.SEEN_BY_OTHERS}", file=sys.stderr)
         with serve.own_folder():

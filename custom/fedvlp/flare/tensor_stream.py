@@ -62,7 +62,6 @@ class PieceDecomposer(TensorDecomposer):
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir(parents=True)
         self.root = root
-        gc.freeze()  # so that collecting takes no time over what stays anyway
         return_freed_memory()
 
     def tidy(self) -> None:
@@ -268,11 +267,12 @@ def spooled(values: Mapping[str, Any]) -> LazyState:
 
 
 def return_freed_memory() -> None:
-    """glibc would keep freed tensors for reuse, in an arena for every thread: models of it with many sites."""
+    """glibc would keep freed tensors for reuse, in an arena for every thread: models of it after some rounds."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
     cleanup_memory()
+    gc.freeze()  # so that collecting takes no time over what stays anyway
 
 
 def loaded(data: State) -> State:

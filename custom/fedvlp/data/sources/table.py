@@ -23,7 +23,7 @@ from fedvlp.data.labels import ONE_CLASS, findings_in, separator_of
 from fedvlp.data.masks import read_masks
 from fedvlp.data.record_ids import mangled, normalised, one_number
 from fedvlp.data.report_text import is_rtf, lacks_letters, plain
-from fedvlp.data.screening import Screened, searched
+from fedvlp.data.screening import DataSource, Screened, searched
 from fedvlp.data.sentences import SentenceTable, read_sentence_table
 from fedvlp.data.subgroups import AGE, VIEW, table_of
 from fedvlp.data.table_files import as_csv
@@ -123,7 +123,7 @@ class _Listed:
 
 
 @dataclass(frozen=True)
-class TableSource:
+class TableSource(DataSource):
     """A CSV with one row per image. A column that is named here and missing in the table is ignored unless required.
     Names may differ in case.
 
@@ -213,6 +213,12 @@ class TableSource:
         phi = searched(self.cache, texts, (row[_NUMBER] for row in reported))
         listed = _Listed(rows, files, present, skips, len(table), dict(phi))
         return Screened(phi, len(rows[:most]), partial(self._prepare, listed, most, building), skips.rows)
+
+    def written(self) -> dict[str, str]:
+        """Reads the table again: the cohort has the words alone, in small letters."""
+        table, columns = self._read(self._named())
+        rows, _ = self._select(table, self._present(columns), self.folder(), _Skips(len(table), self.max_skipped))
+        return {row[_ID]: row[self.report_column] for row in rows} if self.report_column else {}
 
     def _prepare(self, listed: _Listed, most: int | None, building: Building) -> tuple[Cohort, dict[str, int]]:
         """``prepare`` of the rows that are listed."""
