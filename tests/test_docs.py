@@ -382,6 +382,17 @@ def test_a_figure_with_a_revision_is_in_the_tables() -> None:
     assert found >= 4
 
 
+def test_a_table_names_the_presets_as_they_were_measured() -> None:
+    """ "Presets as measured: `feddra` (1a2b3c4d)": the preset has that fingerprint still, or is measured anew."""
+    from fedvlp.run import presets
+    from fedvlp.run.config import fingerprint
+
+    said = re.findall(r"Presets as measured: ([^.]*)\.", " ".join(text("results.md").split()))
+    named = [pair for line in said for pair in re.findall(r"`([\w-]+)` \((\w{8})\)", line)]
+    assert len(named) >= 3
+    assert [name for name, mark in named if fingerprint(presets.get(name))[:8] != mark] == []
+
+
 def test_a_kits_pages_name_the_files_of_a_kit() -> None:
     """Policies are in site/ and server/ of the repository, and in local/ of a kit, where these pages are read."""
     for name in GUIDES[SITE]:

@@ -702,10 +702,8 @@ def test_a_run_whose_sites_are_not_here_is_stopped_at_once(make: Make, tmp_path:
     others = dict(zip("cde", three_sites().values(), strict=True))
     flare = MemoryFlare(tmp_path, monkeypatch, toy_experiment(), others)
     job = flare.submit()
-    said = (
-        "goes on with the sites that it began with, a, b, c: 1 of them are here, 2 needed. Absent: a, b; here: c, d, e."
-    )
-    assert job.panic.startswith(f"run toy/001 {said}")
+    said = "continues with the sites that it began with, a, b, c: 1 of them are here, 2 needed. Absent: a, b;"
+    assert job.panic.startswith(f"run toy/001 {said} here: c, d, e.")
     assert status(flare)["status"] == "stopped"
     assert (flare.clock.now, flare.fetched) == (0.0, {})
 

@@ -1,4 +1,4 @@
-"""Films in a report: the built-in cohort's unasked, patients' only on a page of their own that was asked for."""
+"""Films in a report: the synthetic cohort's unasked, patients' only on a page of their own that was asked for."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_models_of_their_own_have_no_common_map(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def patients(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run on a table of films with reports."""
+    """A run on a table of images with reports."""
     root = tmp_path_factory.mktemp("patients")
     write(COHORT, root / "data")
     table = TableSource(str(root / "data" / "pairs.csv"), image_size=36, burned_in="header")

@@ -118,7 +118,7 @@ def test_ctrl_c_ends_it_in_one_sentence(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     (line,) = errors.splitlines()
-    assert line.startswith("fedvlp: stopped; go on with: fedvlp sweep fedavg local")
+    assert line.startswith("fedvlp: stopped; resume with: fedvlp sweep fedavg local")
     until(lambda: not processes(str(tmp_path)), "every process of it has ended", 60)
 
 

@@ -103,7 +103,7 @@ def test_the_ablation_changes_one_thing_at_a_time() -> None:
 
 
 class Bright(nn.Module):
-    """As sure of a finding as the film is bright in the finding's rows; without the film it knows nothing."""
+    """As sure of a finding as the image is bright in the finding's rows; without the film it knows nothing."""
 
     def forward(self, batch: Batch) -> VLOutput:
         if "image" not in batch:

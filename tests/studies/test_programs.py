@@ -525,7 +525,7 @@ def gpu_trace(imported: Callable[[str], Any]) -> Any:
 
 
 def record(waits: bool) -> list[Any]:
-    """Two steps of a task, each with a film that comes on a stream of its own, or that the host waits for."""
+    """Two steps of a task, each with an image that comes on a stream of its own, or that the host waits for."""
     task = [Entry("mark", 0, "task site-1 joint 0")]
     stream = 0 if waits else 1
     for event in (1, 2):

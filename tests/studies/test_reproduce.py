@@ -317,7 +317,7 @@ def test_data_may_lie_elsewhere_with_settings_and_a_risk_that_is_accepted(
     """MIMIC in its two downloads beside the root: read as told, and what was accepted reaches the runs."""
     published.mimic(tmp_path / "films")
     (tmp_path / "root").mkdir()
-    (tmp_path / "films" / "files").rename(tmp_path / "files")  # that of the reports, and by a link that of the films
+    (tmp_path / "films" / "files").rename(tmp_path / "files")  # that of the reports, and by a link that of the images
     (tmp_path / "films" / "files").symlink_to(tmp_path / "files")
     given: list[Any] = []
 

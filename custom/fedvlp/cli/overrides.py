@@ -57,7 +57,7 @@ Plugins = Annotated[
 ]
 
 AcceptAll = Annotated[
-    bool, typer.Option("--accept-phi-risk", help="Go on although the scan finds identifiers in reports.")
+    bool, typer.Option("--accept-phi-risk", help="Continue although the scan finds identifiers in reports.")
 ]
 AcceptKinds = Annotated[
     list[str] | None,
@@ -110,7 +110,7 @@ def resumed(
     for any other option, and for the preset of another run.
     """
     if unread := given(context, read):
-        raise ValueError(f"--resume goes on with the run's own configuration; leave {', '.join(unread.values())} out")
+        raise ValueError(f"--resume takes the run's own configuration; leave {', '.join(unread.values())} out")
     from fedvlp.run.folder import RunFolder
 
     folder = RunFolder(run)

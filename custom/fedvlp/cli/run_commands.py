@@ -46,7 +46,7 @@ app = typer.Typer()
 
 
 WITH_RESUME = {"preset", "resume", "workers", "accept_phi_risk", "accept_phi_kind", "mlflow", "plugins"}
-"""The options of ``simulate`` that are read where a run goes on; the command that is printed at Ctrl-C has them."""
+"""The options of ``simulate`` that are read where a run resumes; the command that is printed at Ctrl-C has them."""
 
 
 @app.command(rich_help_panel=panels.TRAIN)
@@ -88,7 +88,7 @@ def simulate(
     ] = False,
     plugins: Plugins = None,
 ) -> None:
-    """Runs an experiment on this machine, without FLARE's processes; the result has the same bytes as FLARE's."""
+    """Runs an experiment on this machine, without FLARE's processes; the result is bit-identical to FLARE's."""
     use_plugins(plugins)
     accept = accepted(accept_phi_risk, accept_phi_kind)
     if workers < 0:
@@ -111,7 +111,7 @@ def simulate(
 
 
 def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted, again: list[str], mlflow: str) -> None:
-    """Runs ``experiment``, or goes on with it, and shows it; ``again``: options that are to be typed again to go on."""
+    """Runs ``experiment``, or resumes it, and shows it; ``again``: options that are to be typed again to resume."""
     from rich.console import Console
 
     from fedvlp.cli.tables import RunBar, progress_line, show_beside, summary_tables

@@ -44,7 +44,7 @@ def prepare(
     accept_phi_kind: AcceptKinds = None,
     plugins: Plugins = None,
 ) -> None:
-    """Decodes a data set once, and says what is in it. What was interrupted goes on where it stopped.
+    """Decodes a data set once, and says what is in it. What was interrupted resumes where it stopped.
 
     Nothing is decoded where reports seem to identify people, unless that is accepted.
     """

@@ -47,14 +47,14 @@ def sweep(
     sites: Sites = None,
     site: OwnSources = None,
     cache: Cache = None,
-    runs: Annotated[Path, typer.Option("--runs", help="Where the runs are kept; stopped, it goes on there.")] = Path(
+    runs: Annotated[Path, typer.Option("--runs", help="Where the runs are kept; stopped, it resumes there.")] = Path(
         "runs/sweep"
     ),
     accept_phi_risk: AcceptAll = False,
     accept_phi_kind: AcceptKinds = None,
     plugins: Plugins = None,
 ) -> None:
-    """Runs presets with several seeds and settings, goes on where it was stopped, and compares them.
+    """Runs presets with several seeds and settings, resumes where it was stopped, and compares them.
 
     Differences are paired by seed, from the first preset with the first values. A preset without a setting of --grid
     runs once for all its values.
@@ -97,7 +97,7 @@ def _say(console: Console, table: Table) -> None:
     from fedvlp.run.sweep import as_rows
 
     heading, rows = as_rows(table)
-    print("mean (deviation) over seeds, %; differences with 95 % intervals")
+    print("mean (SD) over seeds, %; differences with 95 % intervals")
     for first in range(2, len(heading), 2):
         chosen = [0, 1, first, first + 1]
         cells = [[row[index] for index in chosen] for row in rows]

@@ -231,7 +231,7 @@ def export(
 
 
 def _mask_of(model: DualEncoder, file: Path, film: Path) -> Any:
-    """Bool [S, S] of a mask's file, cropped as the model sees the film."""
+    """Bool [S, S] of a mask's file, cropped as the model sees the image."""
     import torch
 
     from fedvlp.data.loader import eval_batch
@@ -262,7 +262,7 @@ def _loaded(folder: Path, statistics: str | None, device: str) -> DualEncoder:
 
 
 def _records(model: DualEncoder, data: str, cache: Path | None) -> Any:
-    """The records of ``--data``, their films decoded as the model's were."""
+    """The records of ``--data``, their images decoded as the model's were."""
     from fedvlp.run.search import decoded_size
 
     return stored(records_of(data, decoded_size(model)), cache).build()

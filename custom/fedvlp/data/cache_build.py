@@ -168,7 +168,7 @@ def _side_by_side(
                     running |= {pool.submit(work, items): start for start, items in islice(waiting, 1)}
         except BrokenProcessPool:
             raise ValueError(
-                "image cache: a decoding process was killed (memory?); run again, with fewer workers, to go on"
+                "image cache: a decoding process was killed (memory?); run again, with fewer workers, to resume"
             ) from None
 
 

@@ -217,7 +217,7 @@ def _of_memory(film: Any, colour: bool) -> _Values:
     if any(base.__module__.startswith("PIL.") for base in kind):
         _check_header(film.width, film.height, _frames(film))
         return _of_pil(_upright(film), colour, invert=_white_is_zero(film))
-    raise UnreadableImageError("unsupported kind of film", f"{type(film).__name__}")
+    raise UnreadableImageError("unsupported kind of image", f"{type(film).__name__}")
 
 
 def _of_array(pixels: np.ndarray, colour: bool) -> _Values:

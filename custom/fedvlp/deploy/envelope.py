@@ -128,7 +128,7 @@ class Envelope:
         for name in ("processes", "threads", "hours"):
             require(getattr(self, name) > 0, f"envelope.{name} is {getattr(self, name)}; it must be positive")
         most = self.most_membership
-        require(50 <= most <= 100, f"envelope.most_membership is {most}; it is an area in percent, 50 (a coin) to 100")
+        require(50 <= most <= 100, f"envelope.most_membership is {most}; it is an area in percent, 50 (chance) to 100")
         require(self.memory_gb >= 0, f"envelope.memory_gb is {self.memory_gb}; 0 = what the machine has")
         require(self.image_size >= 1, f"envelope.image_size is {self.image_size}; at least 1")
         require(self.cache_gb > 0, f"envelope.cache_gb is {self.cache_gb}; it must be positive")

@@ -79,7 +79,7 @@ def attribution(
     square = max(2, side // SHARE) if square is None else square
     if not 2 <= square <= side:
         raise ValueError(
-            f"a square of {square} pixels; expected 2 to {side}, the side of the film as the model sees it"
+            f"a square of {square} pixels; expected 2 to {side}, the side of the image as the model sees it"
         )
     prepared = (film if isinstance(film, Tensor) else model.preprocess(film)).to(model.device)  # [C, S, S]
     text = model.encode_text(phrase)

@@ -193,7 +193,7 @@ class Sample:
     targets: Tensor  # [n, L]
 
     def take(self, positions: Tensor) -> Sample:
-        """Those at ``positions`` [m]."""
+        """The features and targets of the records at ``positions`` [m]."""
         return Sample(self.features[positions], self.targets[positions])
 
 

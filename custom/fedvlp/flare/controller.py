@@ -152,7 +152,7 @@ class FederatedController(Controller):
         # 2. A clone of a job whose run has finished meanwhile has nothing to do.
         if folder.finished:
             write_end(folder.status_file, FINISHED, known=folder.status())
-            said = f"run {folder.path} has finished, and this job is a clone to go on with it: nothing is trained"
+            said = f"run {folder.path} has finished, and this job is a clone to resume it: nothing is trained"
             self.log_info(fl_ctx, f"{said}. To run it once more, submit the job's folder")
             return
 
@@ -238,8 +238,8 @@ class FederatedController(Controller):
         needed, there = self._rounds().needed(len(sites)), len(set(sites) & set(here))
         if there < needed:
             raise QuorumLostError(
-                f"run {self._run['folder']} goes on with the sites that it began with, {', '.join(sites)}: {there} of "
-                f"them are here, {needed} needed. Absent: {', '.join(absent)}; here: {', '.join(here)}. Start the "
+                f"run {self._run['folder']} continues with the sites that it began with, {', '.join(sites)}: {there} "
+                f"of them are here, {needed} needed. Absent: {', '.join(absent)}; here: {', '.join(here)}. Start the "
                 f"absent ones; for a new run of other sites, move {self._run['folder']} out of the server's runs."
             )
         if absent:

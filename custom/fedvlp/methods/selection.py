@@ -142,7 +142,7 @@ class Selection(SoftPull):
 
 
 class SelectorStep:
-    """FedAvg's mean; then one step of the selector on the mean of the sites' gradients."""
+    """Averages as FedAvg does, then takes one step of the selector on the mean of the sites' gradients."""
 
     def __init__(self, method: Selection, server: Server, mean: Aggregator) -> None:
         self._method = method

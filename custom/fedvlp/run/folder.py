@@ -146,8 +146,8 @@ class RunFolder:
             if self.finished:
                 return False  # finished: nothing to go on with
             raise UnreadableRunError(
-                f"run {name} has not finished, and its configuration cannot be read: {error}. It may be the run to go "
-                f"on with, so no new one is begun. Restore {self.config.name} there, or move the folder elsewhere to "
+                f"run {name} has not finished, and its configuration cannot be read: {error}. It may be the run to "
+                f"resume, so no new one is begun. Restore {self.config.name} there, or move the folder elsewhere to "
                 "begin a new run"
             ) from None
         if config.get("plugins", {}) != plugins.digests(experiment):
@@ -250,7 +250,7 @@ class RunFolder:
         if plugin.digest != digest:
             raise plugins.PluginError(
                 f"{self.path} was begun with a plugin {name} of digest {digest}; {plugin.file} has {plugin.digest}. "
-                f"To go on, {remedy}; with what is there now, begin a new run"
+                f"To resume, {remedy}; with what is there now, begin a new run"
             )
 
     def server(self) -> tuple[Server, int] | None:

@@ -397,7 +397,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "fedprox": "FedProx (Li et al., 2020): FedAvg with a pull towards the received weights",
         "scaffold": "SCAFFOLD (Karimireddy et al., 2020): corrects every gradient for a site's drift",
         "fednova": "FedNova (Wang et al., 2020): averages directions where sites take unequal steps",
-        "fedbn": "FedBN (Li et al., 2021): FedAvg whose sites keep their own normalisation, for unlike scanners",
+        "fedbn": "FedBN (Li et al., 2021): FedAvg whose sites keep their own normalisation, for scanners that differ",
         "fedldawa": "FedLDAWA (Rehman et al., 2023): weighs each tensor by its angle to the received model",
         "fedmoon": "MOON (Li et al., 2021): FedAvg with a contrast between local, received and previous embeddings",
         "fedcca": "FedCCA: linear heads from one round of second moments, then FedAvg",

@@ -198,9 +198,9 @@ class Stepper:
         }
 
     def hand_on(self, tensors: State) -> None:
-        """Puts copies of :meth:`tensors` into those of earlier phases, for the next phase to go on with.
+        """Adds copies of :meth:`tensors` to those of earlier phases, so that the next phase resumes from them.
 
-        A parameter that no loss has reached so far has a mark there: its phase has warmed up all the same.
+        A parameter that no loss has reached so far is marked there, because its phase has warmed up all the same.
         """
         # What this phase trained takes the place of its older moments; those of other parameters stay.
         own = {name: tensor.cpu().clone() for name, tensor in self.tensors().items()}

@@ -148,7 +148,7 @@ def test_a_film_from_a_file_holds_no_name_of_it(explorer: Explorer, tmp_path: Pa
     assert film.vector @ explorer.films[7] > 0.99  # a file's levels are stretched, those of a drawing are not
     assert "DOE" not in repr(vars(film))
     (tmp_path / "DOE_JANE.txt").write_text("no film")
-    with pytest.raises(ValueError, match="the film cannot be used: unsupported image format") as refused:
+    with pytest.raises(ValueError, match="the image cannot be used: unsupported image format") as refused:
         explorer.film(tmp_path / "DOE_JANE.txt")
     assert "DOE" not in str(refused.value)
 

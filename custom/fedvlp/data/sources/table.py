@@ -57,7 +57,7 @@ REMEDIES = {
         "names of images are relative to the table's folder, or to root=FOLDER: of absolute paths, take off what comes "
         "before it; where a link leads out of it, root= says the folder that it leads to"
     ),
-    "burned-in": "look at the films with text in them: burned_in=accept takes them as they are",
+    "burned-in": "look at the images with text in them: burned_in=accept takes them as they are",
 }
 """How the reason begins for which rows cannot be used -> what to do."""
 
@@ -292,7 +292,7 @@ class TableSource(DataSource):
         if missing := [column for column in self._required() if column not in columns]:
             names = ", ".join(map(repr, missing))  # those in the file stay out: its first line may be a patient's
             without = (
-                '; a table of films without reports: set report_column=""' if missing == [self.report_column] else ""
+                '; a table of images without reports: set report_column=""' if missing == [self.report_column] else ""
             )
             raise ValueError(
                 f"table source: none of the table's {len(columns)} columns is {names}; set image_column, "
@@ -310,7 +310,7 @@ class TableSource(DataSource):
                 raise ValueError(
                     f"table source: in {count} of {len(table)} rows {column!r} is a number that a spreadsheet "
                     "shortened (1.23E+11) or did not show (####, #N/A), and the same in several rows, so that patients "
-                    "or studies cannot be told apart; format the column as text or as a whole number in the system "
+                    "or studies cannot be distinguished; format the column as text or as a whole number in the system "
                     "that the numbers come from, and export again without opening it in a spreadsheet"
                 )
 

@@ -43,10 +43,10 @@ print(features.shape)  # [1, {width}]
 ```
 
 The tower ends before the model's alignment block and projection head, so a feature is no vector of fedvlp's
-`encode_image`. `prepare.py` prepares films as preprocessing.json says, and one that is prepared in another way gets
-another feature. The transform that timm makes of config.json comes near: it pads a film that is not square with grey in
-place of black, does not stretch deep films, and enlarges small ones in another way. This is research software and no
-medical device.
+`encode_image`. `prepare.py` prepares images as preprocessing.json says, and one that is prepared in another way gets
+another feature. The transform that timm makes of config.json comes near: it pads an image that is not square with grey
+in place of black, does not stretch deep images, and enlarges small ones in another way. This is research software and
+no medical device.
 """
 
 TRANSFORMERS_README = """# Text tower for transformers
