@@ -63,6 +63,17 @@ def test_a_small_change_is_left_as_it_is() -> None:
     same_bytes(clip_and_noise(RECEIVED, RECEIVED, clip=5.0, noise_multiplier=1.0), RECEIVED)
 
 
+def test_what_is_sent_as_a_change_is_clipped_and_noised_with_the_rest() -> None:
+    """w moved by (3, 0, 0) and the change of (0, 4): together 5 long, and 1 is left of them. A batch statistic's is not
+    protected either."""
+    update = {"w": RECEIVED["w"] + torch.tensor([3.0, 0.0, 0.0]), "change/m": torch.tensor([0.0, 4.0])}
+    released = clip_and_noise(update, RECEIVED, clip=1.0, noise_multiplier=1e-9)
+    torch.testing.assert_close(released["w"] - RECEIVED["w"], torch.tensor([0.6, 0.0, 0.0]))
+    torch.testing.assert_close(released["change/m"], torch.tensor([0.0, 0.8]))
+    with pytest.raises(PrivacyError, match="batch norm"):
+        clip_and_noise({"change/norm.running_var": torch.ones(1)}, RECEIVED, clip=1.0, noise_multiplier=1.0)
+
+
 def test_the_noise_is_there_with_the_stated_deviation() -> None:
     """400,000 values: mean within 5 standard errors of 0, variance of (2 * 0.3)^2, the normal's fourth moment."""
     received = {"w": torch.zeros(200_000, dtype=torch.float64), "b": torch.zeros(400, 500, dtype=torch.float64)}

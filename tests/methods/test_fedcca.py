@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedvlp.core.aggregation import bounded
 from fedvlp.core.change import BESIDE, change_norms
+from fedvlp.core.privacy import clip_and_noise
 from fedvlp.core.server_state import Server
 from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import State, Update
@@ -164,6 +165,16 @@ def test_heads_that_are_not_linear_are_refused() -> None:
     experiment = get("fedcca-real")
     with pytest.raises(ValueError, match="head_hidden is 256"):
         replace(experiment, model=replace(experiment.model, head_hidden=256))
+
+
+def test_noised_moments_are_clipped_as_one_and_still_give_heads() -> None:
+    """The Gaussian mechanism of a site covers all five; noise that leaves covariances indefinite breaks nothing."""
+    sent = moments(World(FedCCA()).site("a").client)
+    length = change_norms(sent, {})[BESIDE]
+    shortened = clip_and_noise(sent, {}, clip=length / 2, noise_multiplier=1e-9)
+    noised = heads(FedCCA(), clip_and_noise(sent, {}, clip=length, noise_multiplier=1.0), linear(2, 4, 4))
+    assert change_norms(shortened, {})[BESIDE] == pytest.approx(length / 2, rel=1e-5)
+    assert all(tensor.isfinite().all() for tensor in noised.values())
 
 
 def test_moments_of_a_site_that_sends_too_much_are_shortened() -> None:

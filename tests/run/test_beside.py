@@ -17,6 +17,7 @@ from fedvlp.cli.run_commands import write_report
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
+from fedvlp.evaluation.downstream import Subset
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import Centralized, FedAvg, Local
@@ -37,8 +38,16 @@ def _undrawn() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _few() -> Iterator[None]:
+    """These sites have too few images for 20 of each class."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(beside, "FEW", Subset(shots=5))
+        yield
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+def runs(_few: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
     """A federation and the sites alone, on images and reports in files with labels."""
     root = tmp_path_factory.mktemp("own")
     write(SyntheticCohort(sites=2, size=120, image_size=36), root)
@@ -60,7 +69,8 @@ def test_a_run_on_own_records_says_first_what_it_is_worth(runs: dict[str, RunFol
     write_report(runs["alone"])  # what comes later is in the report and the card that are written again
     write_report(run)
     shown = beside.rows(run)
-    assert [row.other for row in shown] == [START, CHANCE, ORACLE, TOWER_ALONE, ALONE]
+    assert [row.other for row in shown] == [START, CHANCE, ORACLE, TOWER_ALONE, TOWER_ALONE, ALONE]
+    assert shown[4].what == "few-shot probe (5 images of each class) of the labels on image vectors, macro AUC"
     said = verdict(shown)
     assert said.startswith("This run ")
     assert sentences(Run.read(run))[0] == said
@@ -88,9 +98,9 @@ def test_the_tower_is_the_one_before_the_run_and_its_films_are_those_with_labels
     again.trained = lambda: ({}, state)  # type: ignore[method-assign]
     beside.measure_tower(run, again)
     changed = beside._tower_file(run).read_text()
-    tower = [text.splitlines()[1] for text in (written, changed)]
+    tower = [[line for line in text.splitlines() if line.startswith("tower")] for text in (written, changed)]
     assert tower[0] == tower[1]
-    assert tower[0].startswith("tower,")
+    assert [line.partition(",")[0] for line in tower[0]] == ["tower", "tower 5-shot"]
     assert written != changed
     assert beside.measure_tower(runs["alone"], beside.FinishedRun(runs["alone"], "alone")) is None
 

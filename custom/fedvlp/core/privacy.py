@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.site_error import SiteError
-from fedvlp.core.types import State, is_statistic, subject
+from fedvlp.core.types import CHANGE, State, is_statistic, subject
 
 SENSITIVITY = 2.0
 """In units of the clipping norm: two data sets give two differences inside one ball, so at most its diameter apart."""
@@ -45,9 +45,12 @@ def gaussian(count: int) -> Tensor:
 def clip_and_noise(update: State, received: Mapping[str, Tensor], clip: float, noise_multiplier: float) -> State:
     """``received + d * min(1, clip / |d|) + N(0, (noise_multiplier * clip)^2)`` with ``d = update - received``.
 
-    ``|d|`` is the L2 norm over all tensors together. New tensors; the update is left as it is. Raises PrivacyError
-    for a tensor that this cannot protect.
+    ``|d|`` is the L2 norm over all tensors together. What a method sends as a change (``change/...``: a step of
+    SCAFFOLD's control variates, FedCCA's moments) is its own difference. New tensors; the update is left as it is.
+    Raises PrivacyError for a tensor that this cannot protect.
     """
+    changes = {name: torch.zeros_like(tensor) for name, tensor in update.items() if name.startswith(CHANGE)}
+    received = {**received, **changes}
     for name, tensor in update.items():
         _refuse_unprotected(name, tensor, received)
     with torch.no_grad():

@@ -89,7 +89,7 @@ class FedCCA(Method):
         return (
             "the server sees the mean and covariance of the frozen towers' features over each site's images and "
             "reports; with fewer records than features these nearly determine each record's features, and no noise "
-            "covers them"
+            "covers them but a site's own, which leaves nothing of them to learn from"
         )
 
     # Server half

@@ -24,7 +24,7 @@ from fedvlp.core.types import IMAGE_TOKENS, Batch, State
 from fedvlp.data.cohort import SPLITS
 from fedvlp.data.deid import PHIError
 from fedvlp.evaluation import metric_names as names
-from fedvlp.evaluation.downstream import records
+from fedvlp.evaluation.downstream import Subset, records
 from fedvlp.evaluation.intervals import Figure, Interval, bootstrap, difference, macro
 from fedvlp.evaluation.linear_probe import LBFGS, LinearProbe, Sample, Task, areas_of, fit, task_of
 from fedvlp.evaluation.output import write_csv
@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 OWN = 5_000  # records of one's own: films of more take long to decode again
 PROBE = LinearProbe(fractions=(1.0,), solver=LBFGS, seeds=(0,))
 STEPS = 100  # of the probe's solver: thousands of dimensions and many classes take minutes to the last digit
+FEW = Subset(shots=20)
+DRAWS = 5  # of the images that heads of few are learned from
 TOWER = "tower"
 COLUMNS = ("vectors", "films", "area", "low", "high")
 START = "what it started from"
@@ -126,6 +128,7 @@ def _is_measured_unasked(folder: RunFolder) -> bool:
 def measure_tower(folder: RunFolder, run: FinishedRun) -> Path | None:
     """Macro area of a linear probe on the model's image vectors and on its image tower as it was before the run.
 
+    Learned from all labelled training images, and where there are more from 20 of each class, the mean of 5 draws.
     Written to ``evaluation/tower.csv``. None where nothing is to be told apart, and where sites have own models.
     """
     own, state = run.trained()
@@ -137,14 +140,21 @@ def measure_tower(folder: RunFolder, run: FinishedRun) -> Path | None:
         mine = torch.tensor([site in run.data for site in cohort.sites or ()])
         chosen = records(cohort, task.labelled & mine.numpy())
         vectors = {TOWER: _tower(run, run.assembly.initial()), TRAINED: _vectors(run, state)}
-        areas = {name: _areas(task, of, chosen.train, chosen.test) for name, of in vectors.items()}
+        positives = task.targets[chosen.train] == 1
+        draws = [chosen.train[FEW.draw(positives, seed).numpy()] for seed in range(DRAWS)]
+        learned_from = {"": [chosen.train]} | ({f" {FEW}": draws} if len(draws[0]) < len(chosen.train) else {})
+        areas = {
+            name + how: [area for train in rows for area in _areas(task, of, train, chosen.test)]
+            for name, of in vectors.items()
+            for how, rows in learned_from.items()
+        }
     except ValueError as error:  # no labels, or too few of them
         log.info("%s: no linear probe: %s", folder.path, error)
         return None
     if not areas[TOWER]:
         return None
     figures = {name: macro(of) for name, of in areas.items()}
-    figures[GAIN] = difference(figures[TRAINED], figures[TOWER])
+    figures |= {GAIN + how: difference(figures[TRAINED + how], figures[TOWER + how]) for how in learned_from}
     patients = [cohort.patients[row] for row in chosen.test]
     intervals = {name: bootstrap(figure, patients) for name, figure in figures.items()}
     lines = [(name, len(patients), *vars(interval).values()) for name, interval in intervals.items()]
@@ -234,8 +244,10 @@ def _beside_tower(folder: RunFolder) -> Iterator[Beside]:
         return
     with file.open(encoding="utf-8", newline="") as lines:
         of = {row["vectors"]: Interval(*(float(row[name]) for name in COLUMNS[2:])) for row in csv.DictReader(lines)}
-    what = "linear probe of the labels on image vectors, macro AUC"
-    yield Beside(what, of[TRAINED], TOWER_ALONE, of[TOWER].value, of[GAIN].side, digits=3)
+    for how, what in (("", "linear probe"), (f" {FEW}", f"few-shot probe ({FEW.shots} images of each class)")):
+        if TOWER + how in of:  # where there are no more images, few are all
+            said = f"{what} of the labels on image vectors, macro AUC"
+            yield Beside(said, of[TRAINED + how], TOWER_ALONE, of[TOWER + how].value, of[GAIN + how].side, digits=3)
 
 
 def _siblings(folder: RunFolder) -> Iterator[tuple[str, list[Recall]]]:
