@@ -36,7 +36,7 @@ from fedvlp.flare.retrying_cell import RetryingCell
 logger = logging.getLogger(__name__)
 
 PIECE = 8 << 20
-"""Most bytes of a piece, where the job does not say."""
+"""Most bytes of a piece, or of small tensors that travel as one, where the job does not say."""
 
 SETTING = "fedvlp_piece_bytes"
 """Where a job's configuration says it, at the top level of either side (flare/timeouts.py)."""
@@ -78,7 +78,7 @@ class PieceDecomposer(TensorDecomposer):
             self._collect_at = time.monotonic() + 1.0
 
     def to_downloadable(self, items: dict[str, Tensor], max_chunk_size: int, fobs_ctx: dict[str, Any]) -> Downloadable:
-        return TensorDownloadable(in_pieces(items), max_chunk_size)
+        return TensorDownloadable(in_pieces(items), most_bytes())  # small ones together: each request has its price
 
     def recompose(self, data: Any, manager: Any = None) -> Any:
         """A tensor, or what stands for one that is on its way. FLARE's own has no docstring."""
