@@ -901,7 +901,7 @@ def test_what_transfers_leave_is_freed_after_every_phase(make: Make, monkeypatch
     freed: list[str] = []
     flare = make()
     monkeypatch.setattr(controller_module, "cleanup_memory", lambda: freed.append("round"))
-    monkeypatch.setattr(controller_module, "return_freed_memory", lambda: freed.append("start"))
+    monkeypatch.setattr(controller_module, "return_freed_memory", lambda mapped: freed.append("start"))
     flare.submit()
     assert freed == ["start", "round", "round", "round"]
 

@@ -386,7 +386,8 @@ def compare(
 def evaluate(
     context: typer.Context,
     run: Annotated[
-        Path, typer.Argument(help="Folder of a run; linear-probe, segmentation, vqa, retrieval: or of a model.")
+        Path,
+        typer.Argument(help="Folder of a run; linear-probe, segmentation, vqa, retrieval, zero-shot: of a model too."),
     ],
     what: Annotated[
         str, typer.Option(help="linear-probe, zero-shot, ... or a plugin's; a name that is none of them lists all.")

@@ -33,7 +33,7 @@ from fedvlp.federation.site import reason
 from fedvlp.flare import messages
 from fedvlp.flare.curves import only_figures
 from fedvlp.flare.paths import refuse_split_workspace, runs_root
-from fedvlp.flare.tensor_stream import PieceDecomposer, UndeliveredError, return_freed_memory
+from fedvlp.flare.tensor_stream import MAPPED_BYTES_SMALL, PieceDecomposer, UndeliveredError, return_freed_memory
 from fedvlp.flare.tracking import RUN_FOLDER, announce_record
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import identity
@@ -195,7 +195,7 @@ class FederatedController(Controller):
         if self._spool and total_size(server.state) > PARK_BYTES:
             self._tensors.spool_to(self._spool)
         elif not server.trainer:  # whose every step would map and unmap its tensors
-            return_freed_memory()
+            return_freed_memory(MAPPED_BYTES_SMALL)
         if server.trainer:
             server.trainer.stop_when(lambda: self._abort.triggered)
         said = f"resumes at round {server.round}" if resumed else "begins"

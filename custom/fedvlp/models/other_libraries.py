@@ -460,7 +460,9 @@ def _each(values: Any, channels: int) -> list[float]:
 
 def _text(folder: Path, settings: Any) -> TransformersTower:
     """The text tower with its tokenizer, randomly initialised."""
-    return TransformersTower(bare_model(settings), _tokenizer(folder, settings.max_position_embeddings, settings))
+    tokenizer = _tokenizer(folder, settings.max_position_embeddings, settings)
+    settings.pad_token_id = tokenizer.tokenizer.pad_token_id or 0  # SigLIP 2's configuration has that of SigLIP
+    return TransformersTower(bare_model(settings), tokenizer)
 
 
 TOKENIZER_FILES = ("tokenizer*.json", "vocab*", "merges.txt", "*.model", "special_tokens_map.json")
@@ -472,7 +474,8 @@ def _tokenizer(folder: Path, longest: int, settings: Any) -> Any:
     for file in files:
         _genuine(file)
     try:
-        tokenizer = load_tokenizer(folder, longest)
+        with _quiet():
+            tokenizer = load_tokenizer(folder, longest)
     except Exception as error:
         seen = ", ".join(file.name for file in files) or "none"
         raise StartError(

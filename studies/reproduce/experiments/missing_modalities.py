@@ -70,7 +70,7 @@ def _with_representations(size: Size, experiment: Experiment) -> Experiment:
     there, and distils.
     """
     preset, rounds = presets.get("creamfl" if size.demo else "creamfl-paper"), experiment.rounds.rounds
-    shared = {"local_steps": experiment.method.local_steps, "local_epochs": 1, "server_rounds": rounds}
+    shared: dict[str, Any] = {"local_steps": experiment.method.local_steps, "local_epochs": 1, "server_rounds": rounds}
     return replace(experiment, method=replace(preset.method, **shared))
 
 
