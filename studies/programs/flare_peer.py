@@ -1,4 +1,4 @@
-"""The workload of ``orchestration.py`` by FLARE's own recipe and Client API, with FLARE's defaults.
+"""The workload of ``orchestration.py`` by FLARE's own recipe.
 
     python studies/programs/flare_peer.py SIZE FOLDER     # writes FOLDER/job/fedavg, a job for `nvflare simulator`
 

@@ -1,4 +1,4 @@
-"""Seconds of the chunked nearest-neighbour search beside two references and, where installed, faiss, in one run.
+"""Seconds of the chunked nearest-neighbour search beside two references.
 
     python studies/programs/neighbours.py [--quick] [--repetitions 5] [--pool 3000]
 

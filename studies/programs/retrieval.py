@@ -1,4 +1,4 @@
-"""Time and extra memory of exact retrieval ranks, both directions, against the bare matrix product of the same run.
+"""Time and extra memory of exact retrieval ranks against the bare matrix product.
 
     python studies/programs/retrieval.py [--full] [--repetitions 5] [--tile 1024 1024]
 
