@@ -14,17 +14,16 @@ SHARED = ("common", "drill_job", "echo", "ledger_cells", "link", "timed", "workl
 
 OPENING = """# Studies, and what fedvlp costs
 
-The laboratory: what the papers claim and print, measured again, and how fast fedvlp is. It is no part of what a site
-installs; in a clone `make` installs it, or `pip install --no-deps -e studies`. This page is written by
-`python -m studies.page`.
+The laboratory: what the papers claim and print, measured again, and how fast fedvlp is. Sites do not install it; in a
+clone `make` does, or `pip install --no-deps -e studies`. `python -m studies.page` writes this page.
 
 - `claims/`: `fedvlp claims`, the papers' claims over paired seeds ([claims](../docs/claims.md)).
 - `reproduce/`: `fedvlp reproduce`, the papers' tables ([a table by one command](../docs/reproduce.md)).
 - `programs/`: one program a file, `python studies/programs/NAME.py`; `--help` says what it takes, `--quick` runs it
-  small, `make bench` runs the full ones. Each prints JSON lines, machine and load first and last.
+  small, `make bench` runs the full ones.
 - `results/`: a table for each scenario of the claims with a line a cell, [as one
-  page](../studies/claims/results_page.py), `settings.csv` with their settings;
-  `goals.csv`, and `programs.csv` with every figure that programs printed, with revision and date.
+  page](../studies/claims/results_page.py), `settings.csv`;
+  `goals.csv`, and `programs.csv` with every figure that programs printed.
 
 Variants run in turn in one call: compare ratios of one call, never seconds of two. Where nothing else is said: 2 cores
 of an Intel Xeon (AVX-512, AMX), no GPU, one torch thread a process.

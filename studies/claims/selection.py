@@ -53,7 +53,7 @@ def of_run(folder: RunFolder) -> Figures:
     figures = of_table(table)
     experiment = folder.experiment()
     if isinstance(experiment.extra, SelectorConfig):
-        figures |= of_selector(folder, experiment, experiment.extra)
+        figures |= of_selector(folder, experiment, experiment.extra, train=bool(experiment.extra.templates))
     return figures
 
 

@@ -4,7 +4,8 @@
     python studies/programs/equal_time.py [--cohort label-skew] [--rows fedavg fedavg-short] [--seeds 0-4] [--jobs 1]
 
 ``--measure``: processor seconds of a round at the first site of the ledger's cohort, methods in turn, with and without
-what received encoders make of a record kept (``training.cache_features``); over FedAvg's with as many encoder steps.
+what received encoders make of a record kept (``training.cache_features``), FedDRA's constraint on a quarter of the
+rows, its v_i on 512 records; over FedAvg's with as many encoder steps.
 
 Else ``fedavg-short``: the ledger's FedAvg with as many steps in all, so as much time, in rounds of 12 steps, AdamW's
 moments kept at the sites; it is evaluated after its last round alone. It takes 30 exchanges for FedAvg's 8.
@@ -68,6 +69,9 @@ def measure(cohort: str, repetitions: int) -> None:
     """Prints processor seconds of a round at the first site of seed 0."""
     rows = {name: one for name, one in alignment(cohort, 0).items() if name in ("fedavg", "feddra", "fedrgb")}
     visits = {"fedavg": visit(rows.pop("fedavg"), False)}
+    for savings in ({"constraint_rows": 0.25}, {"dro_records": 512}, {"constraint_rows": 0.25, "dro_records": 512}):
+        method: Any = replace(rows["feddra"].method, **savings)
+        rows[f"feddra, {' and '.join(savings)}"] = replace(rows["feddra"], method=method)
     for name, one in rows.items():
         visits |= {name: visit(one, False), f"{name}, kept": visit(one, True)}
     times = interleaved(visits, repetitions, time.process_time)

@@ -55,7 +55,7 @@ REFUSED = {
     "jobs status missing": "missing holds no run_status.json",
     "pretrain out --preset feddrx": "unknown preset 'feddrx'",
     "prepare table:missing.csv --out out": "table source: 'missing.csv' is not there",
-    "evaluate missing --what zero-shot": "missing holds no run",
+    "evaluate missing --what zero-shot": "missing holds no trained model",
     "evaluate missing --what linear-probe": "missing holds no trained model",
     "evaluate missing --what nothing": "unknown evaluation 'nothing'",
     "predict missing film.png": "missing holds no trained model",

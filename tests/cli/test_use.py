@@ -246,7 +246,7 @@ MISTAKES = {
     "search run edema --data tabel:pairs.csv": "unknown source of --data 'tabel'; did you mean 'table'?",
     "search run edema --data table:pairs.csv --split tset": "unknown split 'tset'; expected one of train, val, test",
     "search run edema --data table:pairs.csv --top 0": "--top is 0; give how many records to show, at least 1",
-    "search classifier edema --data table:pairs.csv": "a MultimodalClassifier, whose vectors are not trained",
+    "search classifier edema --data table:pairs.csv": "a MultimodalClassifier compares no images with texts",
     "search run edema --data synthetic --cache x": "--cache is for data sets of image files",
     "embed run --data table:pairs.csv --out x.csv": "vectors are written as FILE.npz, which numpy reads",
     "embed run --data table:pairs.csv --out nowhere/x.npz": "its folder does not exist",

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.starts import TEXTS, TINY, films, pair, processor
+from PIL import Image
+from support.starts import FAMILIES, TEXTS, TINY, close, films, pair, processor
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
 from fedvlp.cli.overrides import configured
+from fedvlp.models.export import EXPORTS
 from fedvlp.models.initial import InitialWeightsError, load_initial, pinned
 from fedvlp.models.load import load_model
-from fedvlp.models.other_libraries import StartError
+from fedvlp.models.other_libraries import StartError, as_model, read
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 from fedvlp.run.start import imported
@@ -167,3 +169,69 @@ def test_a_job_names_the_start_with_its_checksum(tmp_path: Path) -> None:
         other.build()
     with pytest.raises(InitialWeightsError, match="is not on this machine; run `fedvlp towers import`"):
         replace(experiment.model, image_tower="gone@" + "0" * 64).build()
+
+
+EXPORT_OF = {
+    "CLIP": "onnx", "SigLIP": "onnx", "open_clip": "onnx", "BiomedCLIP, mean": "open_clip", "ViT": "onnx",
+    "DINOv2": "onnx", "DINOv3": "onnx", "Swin": "onnx", "BERT": "huggingface", "CXR-BERT": "huggingface",
+    "ResNet of timm, one channel": "timm", "ViT of timm": "timm", "torchxrayvision": "timm",
+}  # fmt: skip
+"""Family -> the library that its model goes to after a round, which is compared there before it counts as written."""
+
+
+OFTEN = ("SigLIP", "DINOv2", "BERT", "torchxrayvision")
+"""A pair, and towers of each library, at every commit."""
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow(seconds=10)) for name in EXPORT_OF]
+)
+def test_a_family_before_a_round_after_it_and_exported(tmp_path: Path, family: str) -> None:
+    """Classified and evaluated untrained; its frozen towers give its library's features after a round, and exported.
+
+    Of a tower alone nobody may compare images with texts before it was trained: the other tower is random.
+    """
+    (tmp_path / "theirs").mkdir()
+    theirs = FAMILIES[family](tmp_path / "theirs")
+    folder, start = imported(theirs.path, "ours")
+    untrained = load_model(folder)
+    Image.fromarray(np.arange(72 * 72, dtype=np.uint8).reshape(72, 72)).save(tmp_path / "film.png")
+    alone = " tower alone, whose other tower is random"
+    for command in (
+        f"predict {folder} {tmp_path}/film.png --classes effusion,edema",
+        f"evaluate {folder} --what zero-shot --data synthetic --set data.size=40",
+        f"evaluate {folder} --what retrieval --data synthetic --set data.size=40",
+    ):
+        done = CliRunner().invoke(app, command.split())
+        assert (done.exit_code == 0) == (len(start.towers) == 2), f"{command}: {done.output} {done.exception}"
+        assert done.exit_code == 0 or alone in str(done.exception)
+    frozen = [*SMALL, "model.adapters=lora", "model.adapter_rank=0"]
+    run = RunFolder.create(tmp_path / "runs", configured("fedavg", None, 2, frozen, start="ours"))
+    simulate(run.experiment(), run, workers=1)
+    after, images = load_model(run.path), films(theirs.size)[0][:2]
+    same(untrained, after, images, start.towers)
+    assert str(tmp_path / "out") in EXPORTS[EXPORT_OF[family]](after, tmp_path / "out")
+    if EXPORT_OF[family] == "open_clip":
+        again = as_model(read(tmp_path / "out"))
+        close(again.encode_image(images), after.encode_image(images))
+        close(again.encode_text(TEXTS), after.encode_text(TEXTS))
+    elif EXPORT_OF[family] != "onnx":  # which was compared while it was written, and is no start
+        same(after, as_model(read(tmp_path / "out")), images, start.towers)
+
+
+@torch.no_grad()
+def same(one: Any, other: Any, images: Any, towers: tuple[str, ...]) -> None:
+    """Both models' towers give the same features."""
+    if "image" in towers:
+        close(other.image_encoder(images)[:, 0], one.image_encoder(images)[:, 0])
+    if "text" in towers:
+        ids, mask = one.tokenizer(TEXTS)
+        close(other.text_encoder(ids, mask)[mask], one.text_encoder(ids, mask)[mask])
+
+
+@pytest.mark.parametrize(("family", "tower"), [("DINOv2", "text"), ("BERT", "image")])
+def test_a_tower_is_not_taken_for_the_other(tmp_path: Path, family: str, tower: str) -> None:
+    (tmp_path / "theirs").mkdir()
+    imported(FAMILIES[family](tmp_path / "theirs").path, "ours")
+    with pytest.raises(InitialWeightsError, match=f"{tower}_tower 'ours': that model is an .* tower alone"):
+        configured("fedavg", None, 2, [*SMALL, f"model.{tower}_tower=ours"]).model.build()

@@ -41,6 +41,14 @@ Start = Annotated[
 DATA = "synthetic (default), label-skew, scanner-shift, table:PATH.csv, SOURCE:FOLDER[,SETTING=VALUE]"
 """What ``--data`` of every command takes."""
 
+Data = Annotated[str | None, typer.Option(help=DATA + ".")]
+Sites = Annotated[int | None, typer.Option(help="Number of sites to simulate.")]
+OwnSources = Annotated[
+    list[str] | None,
+    typer.Option("--site", help="NAME=SOURCE:FOLDER, a data set that is one site's; may be repeated."),
+]
+Cache = Annotated[Path | None, typer.Option(help="Folder for decoded images, to be decoded once.")]
+
 Plugins = Annotated[
     list[str] | None,
     typer.Option(

@@ -15,9 +15,12 @@ from fedvlp.cli.overrides import (
     AcceptAll,
     AcceptKinds,
     ConfigFile,
+    Data,
+    OwnSources,
     Plugins,
     Seed,
     Setting,
+    Sites,
     Start,
     accepted,
     configured,
@@ -55,12 +58,9 @@ def simulate(
     config: Annotated[
         Path | None, typer.Option(help="Preset and settings as a file: TOML, or a run's config.json.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help=DATA + ".")] = None,
-    sites: Annotated[int | None, typer.Option(help="Number of sites to simulate.")] = None,
-    site: Annotated[
-        list[str] | None,
-        typer.Option("--site", help="NAME=SOURCE:FOLDER, a data set that is one site's; may be repeated."),
-    ] = None,
+    data: Data = None,
+    sites: Sites = None,
+    site: OwnSources = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder for decoded images; default: in memory, with frozen towers RUNS/cache.")
     ] = None,
@@ -386,7 +386,8 @@ def compare(
 def evaluate(
     context: typer.Context,
     run: Annotated[
-        Path, typer.Argument(help="Folder of a run; linear-probe, segmentation, vqa, retrieval: or of a model.")
+        Path,
+        typer.Argument(help="Folder of a run; linear-probe, segmentation, vqa, retrieval, zero-shot: of a model too."),
     ],
     what: Annotated[
         str, typer.Option(help="linear-probe, zero-shot, ... or a plugin's; a name that is none of them lists all.")

@@ -9,12 +9,15 @@ import typer
 
 from fedvlp.cli import known, panels
 from fedvlp.cli.overrides import (
-    DATA,
     OPTION,
     AcceptAll,
     AcceptKinds,
+    Cache,
+    Data,
+    OwnSources,
     Plugins,
     Setting,
+    Sites,
     accepted,
     configured,
     seeds_of,
@@ -40,13 +43,10 @@ def sweep(
     ] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time; 0: shows what has finished, and runs nothing.")] = 2,
     settings: Setting = None,
-    data: Annotated[str | None, typer.Option(help=DATA + ".")] = None,
-    sites: Annotated[int | None, typer.Option(help="Number of sites to simulate.")] = None,
-    site: Annotated[
-        list[str] | None,
-        typer.Option("--site", help="NAME=SOURCE:FOLDER, a data set that is one site's; may be repeated."),
-    ] = None,
-    cache: Annotated[Path | None, typer.Option(help="Folder for decoded images, to be decoded once.")] = None,
+    data: Data = None,
+    sites: Sites = None,
+    site: OwnSources = None,
+    cache: Cache = None,
     runs: Annotated[Path, typer.Option("--runs", help="Where the runs are kept; stopped, it resumes there.")] = Path(
         "runs/sweep"
     ),

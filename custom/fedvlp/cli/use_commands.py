@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedvlp.cli import known, panels
-from fedvlp.cli.overrides import DATA, Plugins, records_of, stored, use_plugins
+from fedvlp.cli.overrides import DATA, Cache, Plugins, records_of, stored, use_plugins
 from fedvlp.core import validate
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ DEVICES = ("cpu", "cuda", "auto")
 
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Data = Annotated[str, typer.Option(help=DATA.replace(" (default)", ""))]
-Cache = Annotated[Path | None, typer.Option(help="Folder for decoded images, to be decoded once.")]
 Split = Annotated[str | None, typer.Option(help="train, val or test; default: all records.")]
 
 app = typer.Typer()

@@ -72,11 +72,7 @@ def attribution(
     another ``by``, for a square that is not 2 pixels to the side of the film, and for a classifier, which compares no
     films with texts.
     """
-    if not model.contrastive:
-        raise ValueError(
-            f"explain: a {type(model).__name__} compares no images with texts; give a model that was trained by a "
-            "contrastive objective, a DualEncoder"
-        )
+    model.require_comparable("explain")
     if by not in MAPS:
         raise ValueError(f"explain: no map by {by!r}; there are: {', '.join(MAPS)}")
     side = model.config.image_size

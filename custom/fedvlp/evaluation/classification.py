@@ -37,12 +37,14 @@ def roc(scores: Tensor, truth: Tensor, rates: Sequence[float]) -> list[float]:
     Equal scores are one threshold, between thresholds the curve is a straight line: its area is the AUC.
     """
     values, index = torch.unique(scores, return_inverse=True)
-    shares = []
-    for of_kind in (1 - truth.double(), truth.double()):
-        at_value = torch.zeros(len(values), dtype=torch.float64).index_add(0, index, of_kind)
-        above = at_value.flip(0).cumsum(0) / of_kind.sum()
-        shares.append([0.0, *above.tolist()])
-    return [float(value) for value in np.interp(rates, *shares)]
+
+    def shares(kind: Tensor) -> list[float]:
+        """Of the records of a kind, the share at or above each value, from none to all."""
+        at_value = torch.zeros(len(values), dtype=torch.float64).index_add(0, index, kind)
+        return [0.0, *(at_value.flip(0).cumsum(0) / kind.sum()).tolist()]
+
+    curve = np.interp(rates, shares(1 - truth.double()), shares(truth.double()))
+    return [float(value) for value in curve]
 
 
 def refuse_nan(scores: Tensor, who: str) -> None:

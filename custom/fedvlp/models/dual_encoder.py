@@ -252,7 +252,7 @@ class DualEncoder(Usable, Trainee, nn.Module):
         self.prompts: dict[str, tuple[str, ...]] = {}  # the model's own classes for zero-shot: sentences of each
         self.start: dict[
             str, Any
-        ] = {}  # of a model of another library (models/other_libraries.py): what it is, its temperature
+        ] = {}  # of one of another library (models/other_libraries.py): what it is, temperature
         self.frozen_statistics: tuple[str, ...] = ()  # modules whose running statistics its run left as they were
 
     def _adapt(self, seed: int) -> None:
@@ -507,7 +507,7 @@ class DualEncoder(Usable, Trainee, nn.Module):
         folder = Path(folder)
         verify_checksums(folder)
         saved, config = read_config(folder, FORMAT, cls.config_class)
-        preprocessing, prompts, frozen = (saved.pop(key) for key in USE)
+        preprocessing, prompts, frozen, start = (saved.pop(key) for key in USE)
         if saved.pop("tokenizer") == "transformers":
             from fedvlp.models.text import load_tokenizer
 
@@ -516,7 +516,7 @@ class DualEncoder(Usable, Trainee, nn.Module):
         model.load_state_dict(read_weights(folder, model.state_dict()))
         model.preprocessing = dict(preprocessing or {})
         model.prompts = {name: tuple(sentences) for name, sentences in (prompts or {}).items()}
-        model.frozen_statistics = tuple(frozen or ())
+        model.frozen_statistics, model.start = tuple(frozen or ()), dict(start or {})
         return model.eval()
 
 

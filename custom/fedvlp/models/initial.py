@@ -101,6 +101,12 @@ class OwnFolder(NamedTuple):
 
     def filled(self, modality: str, tower: Any, pretrained: bool) -> Any:
         """``tower`` with its weights of the folder, where ``pretrained``. Raises InitialWeightsError."""
+        towers = (self.described.get("start") or {}).get("towers", [modality])
+        if modality not in towers:
+            raise InitialWeightsError(
+                f"{modality}_tower {self.init.shown}: that model is an {towers[0]} tower alone; name it as "
+                f"{towers[0]}_tower"
+            )
         if not pretrained:
             return tower
         prefix, content = f"{modality}_encoder.", _content(self.init)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,20 @@ from fedvlp.models.tiny import Normalised, TextTower, Tower
 CONFIG, OPEN_CLIP = "config.json", "open_clip_config.json"
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 PAIRS = {"clip": "CLIP", "siglip": "SigLIP"}
-BERT_CODE = ("cxr-bert",)
-"""Model types of transformers folders with code of their own whose tower is BERT (CXR-BERT, BioViL-T's text)."""
+BUILT_AS = {"cxr-bert": "bert", "vit_mae": "vit"}
+"""Model types of transformers folders -> those whose tower they have.
+
+CXR-BERT, which is BioViL-T's text too, comes with code of its own; ViT-MAE's model hides most of an image at random.
+"""
+
+PLACEHOLDERS = {
+    b"version https://git-lfs": "a pointer of Git LFS in place of the file; run `git lfs pull` where it was cloned",
+    b"<!doctype": "a web page in place of the file; download it again, signed in where the model asks for it",
+}
+PLACEHOLDERS |= dict.fromkeys((b"<html", b"<?xml"), PLACEHOLDERS[b"<!doctype"])
+"""How files begin that a download left in place of a model's."""
+
+ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".7z")
 
 KINDS = (
     "an open_clip folder (open_clip_config.json), a transformers folder (config.json with model_type: CLIP, SigLIP, an "
@@ -65,11 +78,21 @@ def read(path: Path) -> Start:
     """The model in a folder or file. Raises StartError."""
     if not path.exists():
         raise StartError(f"--start {path.name!r}: there is no such folder or file; give {KINDS}")
-    if path.is_file():
-        return _xrayvision(path)
-    if (path / OPEN_CLIP).is_file():
+    try:
+        return _xrayvision(path) if path.is_file() else _folder(_described_in(path))
+    except StartError:
+        raise
+    except Exception as error:  # whatever a library raises for a configuration that it cannot build
+        raise StartError(
+            f"--start {path.name!r}: the installed library cannot build what its configuration says "
+            f"({type(error).__name__}); download it again"
+        ) from None
+
+
+def _folder(path: Path) -> Start:
+    if _is_there(path / OPEN_CLIP):
         return _open_clip(path, _json(path / OPEN_CLIP))
-    if not (path / CONFIG).is_file():
+    if not _is_there(path / CONFIG):
         raise StartError(f"--start {path.name!r}: it is {_seen_in(path)}, without {CONFIG}; give {KINDS}")
     described = _json(path / CONFIG)
     if "architecture" in described:
@@ -105,13 +128,63 @@ def as_model(start: Start) -> DualEncoder:
     if start.heads is not None:
         model.image_head, model.text_head = (nn.Sequential(layer) for layer in start.heads)
     model.config = replace(config, in_channels=getattr(start.image, "in_channels", None))
-    return model.eval()
+    _try(model.eval(), f"--start: {start.family}")
+    return model
+
+
+@torch.no_grad()
+def _try(model: DualEncoder, what: str) -> None:
+    """Makes a vector of a grey image and of a text. Raises StartError where that fails, or they are not finite."""
+    size = model.config.image_size
+    try:
+        made = [model.encode_image(torch.zeros(1, 1, size, size)), model.encode_text(["no finding"])]
+    except Exception as error:
+        raise StartError(
+            f"{what} cannot be run on an image of {size} x {size} pixels and a text ({type(error).__name__}); give "
+            f"{KINDS}"
+        ) from None
+    if not all(bool(vector.isfinite().all()) for vector in made):
+        raise StartError(f"{what} makes vectors that are not finite: its weights are damaged; download them again")
 
 
 # What is in a folder
 
 
+def _described_in(folder: Path) -> Path:
+    """The folder, or where it has no description the one below it that has: of a cache of Hugging Face its snapshot."""
+    for pattern in ("", "*/", "*/*/"):
+        folders = sorted({file.parent for name in (OPEN_CLIP, CONFIG) for file in folder.glob(pattern + name)})
+        if len(folders) > 1:
+            names = ", ".join(str(inner.relative_to(folder)) for inner in folders[:5])
+            raise StartError(f"--start {folder.name!r}: there are {len(folders)} models in it; give one: {names}")
+        if folders:
+            return folders[0]
+    return folder
+
+
+def _is_there(file: Path) -> bool:
+    """Whether a folder has the file, or a link that says that it had."""
+    return file.is_file() or file.is_symlink()
+
+
+def _genuine(file: Path) -> Path:
+    """The file. Raises StartError where it cannot be read, or a download left something else in its place."""
+    what = f"--start {file.parent.name!r}: {file.name}"
+    if file.is_symlink() and not file.exists():
+        raise StartError(f"{what} is a link to a file that is not here; copy the folder again by `cp -rL`")
+    try:
+        with file.open("rb") as opened:
+            begins = opened.read(64).lstrip().lower()
+    except OSError as error:
+        raise StartError(f"{what} cannot be read ({error.strerror}); allow this account to read it") from None
+    for start, seen in PLACEHOLDERS.items():
+        if begins.startswith(start):
+            raise StartError(f"{what} is {seen}")
+    return file
+
+
 def _json(file: Path) -> dict[str, Any]:
+    _genuine(file)
     try:
         described = read_json(file, follow=True)
     except (OSError, ValueError) as error:
@@ -137,10 +210,21 @@ def _seen_in(folder: Path) -> str:
 
 
 def _weights(folder: Path, *names: str) -> Path:
-    """The file of weights. Raises StartError where none of the names is there."""
-    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    """The file of weights, or the index of its shards. Raises StartError where it, or a shard, is not there."""
+    file = next((folder / name for name in names if _is_there(folder / name)), None)
     if file is None:
         raise StartError(f"--start {folder.name!r}: its weights are missing; expected {' or '.join(names)}")
+    if file.suffix != ".json":
+        return _genuine(file)
+    shards = sorted({str(shard) for shard in dict(_json(file).get("weight_map") or {}).values()})
+    missing = [shard for shard in shards if not _is_there(folder / shard)]
+    if missing or not shards:
+        raise StartError(
+            f"--start {folder.name!r}: {len(missing)} of the {len(shards)} shards that {file.name} names are missing "
+            f"({', '.join(missing[:3])}); copy the folder whole"
+        )
+    for shard in shards:
+        _genuine(folder / shard)
     return file
 
 
@@ -205,9 +289,10 @@ def _transformers(folder: Path, described: dict[str, Any]) -> Start:
         return _pair(folder, settings, PAIRS[kind])
     if hasattr(settings, "text_config") or hasattr(settings, "decoder"):
         raise StartError(
-            f"--start {folder.name!r}: it is a {kind} of several parts; of pairs, CLIP and SigLIP are read"
+            f"--start {folder.name!r}: it is a {kind} of several parts; of pairs, CLIP and SigLIP are read, SigLIP "
+            "2 of one image size, whose model_type is siglip"
         )
-    if getattr(settings, "num_channels", None) and not hasattr(settings, "vocab_size"):
+    if _sees_images(settings):
         image = _vision(folder, settings)
         _load(folder, image.model, settings)
         return Start(f"a {kind} of transformers", image=image)
@@ -223,12 +308,19 @@ def _transformers(folder: Path, described: dict[str, Any]) -> Start:
     return Start(f"a {kind} of transformers", text=text, text_pooling=_pooling(folder))
 
 
+def _sees_images(settings: Any) -> bool:
+    from transformers import MODEL_MAPPING
+
+    return getattr(MODEL_MAPPING.get(type(settings), None), "main_input_name", "") == "pixel_values"
+
+
 def _settings(folder: Path, described: dict[str, Any], kind: str) -> Any:
     """transformers' configuration. Raises StartError for a model that needs code of its own, or is unknown."""
-    from transformers import CONFIG_MAPPING, BertConfig
+    from transformers import CONFIG_MAPPING
 
-    if kind in BERT_CODE:
-        return BertConfig(**{key: value for key, value in described.items() if key not in ("model_type", "auto_map")})
+    if kind in BUILT_AS:
+        kind = BUILT_AS[kind]
+        described = {key: value for key, value in described.items() if key != "auto_map"} | {"model_type": kind}
     if kind not in CONFIG_MAPPING:
         reason = "comes with code of its own, which is not run" if "auto_map" in described else "is not known"
         raise StartError(
@@ -260,46 +352,59 @@ def _pair(folder: Path, settings: Any, name: str) -> Start:
 
 def _load(folder: Path, model: Any, settings: Any) -> None:
     """Puts the weights of a transformers folder into ``model``, by transformers' own loader."""
-    from transformers.utils import logging
-
     names = ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json", "pytorch_model.bin.index.json")
-    _weights(folder, *names)
+    what = f"--start {folder.name!r}: {_weights(folder, *names).name}"
     more = {"add_pooling_layer": False} if getattr(model, "pooler", 0) is None else {}
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
     try:
-        loaded, report = type(model).from_pretrained(
-            folder,
-            config=settings,
-            local_files_only=True,
-            trust_remote_code=False,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=False,
-            **more,
-        )
+        with _quiet():
+            loaded, report = type(model).from_pretrained(
+                folder,
+                config=settings,
+                local_files_only=True,
+                trust_remote_code=False,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **more,
+            )
     except Exception as error:
         raise StartError(
-            f"--start {folder.name!r}: its weights are damaged, hold more than tensors, or do not fit its {CONFIG} "
-            f"({type(error).__name__})"
+            f"{what} is cut short or damaged, or holds more than tensors ({type(error).__name__}); download it again"
         ) from None
-    finally:
-        if bars:
-            logging.enable_progress_bar()
-    missing = sorted(report["missing_keys"])
-    if missing:
+    if other := sorted(report["mismatched_keys"]):
+        name, seen, expected = other[0]
         raise StartError(
-            f"--start {folder.name!r}: {len(missing)} tensors of a {settings.model_type} are missing in its weights "
-            f"(e.g. {missing[0]})"
+            f"{what} does not fit {CONFIG}: {len(other)} tensors have another shape (e.g. {name} {list(seen)}, "
+            f"expected {list(expected)}); give both files of one model"
+        )
+    if missing := sorted(report["missing_keys"]):
+        raise StartError(
+            f"{what}: {len(missing)} tensors of a {settings.model_type} are missing in its weights (e.g. {missing[0]})"
         )
     model.load_state_dict(loaded.state_dict())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' bars and reports, which name folders of this machine."""
+    from transformers.utils import logging
+
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _vision(folder: Path, settings: Any) -> TransformersImage:
     """The image tower, randomly initialised, for the size, mean and std that the folder says."""
     size, statistics = _processor(folder, settings)
     config = {key: value for key, value in _plain(settings).items() if key != "model_type"}
-    normalise = Normalised(*(_each(statistics[key], settings.num_channels) for key in ("mean", "std")))
+    normalise = _normalised(folder, statistics, settings.num_channels)
     return vision_tower({"name": settings.model_type, "config": config, **normalise.said}, size)
 
 
@@ -321,6 +426,8 @@ def _processor(folder: Path, settings: Any) -> tuple[int, dict[str, Any]]:
     said = said.get("image_processor", said)
     size = said.get("crop_size") if said.get("do_center_crop") else said.get("size")
     if isinstance(size, dict):
+        if size.get("height") != size.get("width"):
+            raise StartError(f"--start {folder.name!r}: {file.name} says images of {size}; read are squares")
         size = size.get("height") or size.get("shortest_edge")
     size = size or settings.image_size
     if not isinstance(size, int):
@@ -332,24 +439,48 @@ def _processor(folder: Path, settings: Any) -> tuple[int, dict[str, Any]]:
     return size, {"mean": said["image_mean"], "std": said["image_std"]}
 
 
+def _normalised(folder: Path, said: Mapping[str, Any], channels: int) -> Normalised:
+    """What the tower sees of an image by the mean and std of its folder. Raises StartError for what is none."""
+    try:
+        return Normalised(*(_each(said[key], channels) for key in ("mean", "std")))
+    except (TypeError, ValueError):
+        raise StartError(
+            f"--start {folder.name!r}: mean {said['mean']!r} and std {said['std']!r} of its images; expected "
+            f"{channels} numbers each, std above 0"
+        ) from None
+
+
 def _each(values: Any, channels: int) -> list[float]:
-    """A figure for each channel."""
+    """A figure for each channel. Raises ValueError for figures of other channels."""
     given = [float(value) for value in values] if isinstance(values, (list, tuple)) else [float(values)]
+    if len(given) != channels and 1 not in (len(given), channels):
+        raise ValueError(f"{len(given)} figures of {channels} channels")
     return given if len(given) == channels else [sum(given) / len(given)] * channels
 
 
 def _text(folder: Path, settings: Any) -> TransformersTower:
     """The text tower with its tokenizer, randomly initialised."""
-    return TransformersTower(bare_model(settings), _tokenizer(folder, settings.max_position_embeddings, settings))
+    tokenizer = _tokenizer(folder, settings.max_position_embeddings, settings)
+    settings.pad_token_id = tokenizer.tokenizer.pad_token_id or 0  # SigLIP 2's configuration has that of SigLIP
+    return TransformersTower(bare_model(settings), tokenizer)
+
+
+TOKENIZER_FILES = ("tokenizer*.json", "vocab*", "merges.txt", "*.model", "special_tokens_map.json")
 
 
 def _tokenizer(folder: Path, longest: int, settings: Any) -> Any:
     """The tokenizer of a folder, of texts as long as it and the tower allow. Raises StartError without one."""
+    files = [file for name in TOKENIZER_FILES for file in sorted(folder.glob(name)) if _is_there(file)]
+    for file in files:
+        _genuine(file)
     try:
-        tokenizer = load_tokenizer(folder, longest)
-    except Exception:
+        with _quiet():
+            tokenizer = load_tokenizer(folder, longest)
+    except Exception as error:
+        seen = ", ".join(file.name for file in files) or "none"
         raise StartError(
-            f"--start {folder.name!r}: the files of its tokenizer are missing (tokenizer.json, or vocab and merges)"
+            f"--start {folder.name!r}: the files of its tokenizer are missing or damaged: seen {seen}, expected "
+            f"tokenizer.json, or vocab and merges ({type(error).__name__})"
         ) from None
     if tokenizer.vocabulary > settings.vocab_size:
         raise StartError(
@@ -393,7 +524,7 @@ def _timm_tower(folder: Path, name: str, described: dict[str, Any], size: int, s
     tensors = _tensors(_weights(folder, "model.safetensors", "pytorch_model.bin"))
     args = dict(described.get("model_args") or {})
     channels = int(args.get("in_chans") or (statistics.get("input_size") or [3])[0])
-    normalise = Normalised(*(_each(statistics[key], channels) for key in ("mean", "std")))
+    normalise = _normalised(folder, statistics, channels)
     args = {key: value for key, value in args.items() if key not in ("in_chans", "num_classes", "global_pool")}
     tower = timm_tower(name, size, False, channels, {"name": name, "args": args, **normalise.said})
     _fill(tower.model, tensors, f"--start {folder.name!r}")
@@ -402,9 +533,11 @@ def _timm_tower(folder: Path, name: str, described: dict[str, Any], size: int, s
 
 def _xrayvision(file: Path) -> Start:
     """torchxrayvision's DenseNet: one channel, pixels in -1024..1024."""
+    if file.suffix in ARCHIVES:
+        raise StartError(f"--start {file.name!r}: it is an archive; unpack it and give the folder in it")
     if file.suffix not in SUFFIXES:
         raise StartError(f"--start {file.name!r}: it is no file of weights ({', '.join(SUFFIXES)}); give {KINDS}")
-    tensors = _tensors(file)
+    tensors = _tensors(_genuine(file))
     name = "densenet121"
     if "features.conv0.weight" not in tensors or "features.norm5.weight" not in tensors:
         raise StartError(f"--start {file.name!r}: its tensors are no DenseNet's of torchxrayvision; give {KINDS}")
@@ -492,7 +625,7 @@ def _open_clip_own(
     text_settings.eos_token_id, text_settings.pad_token_id = special.eos_token_id, special.pad_token_id
     text_settings.bos_token_id = special.bos_token_id
     described = {key: value for key, value in _plain(settings).items() if key != "model_type"}
-    normalise = Normalised(*(_each(film[key], 3) for key in ("mean", "std")))
+    normalise = _normalised(folder, film, 3)
     image = vision_tower({"name": settings.model_type, "config": described, **normalise.said}, size)
     text = TransformersTower(bare_model(text_settings), tokenizer)
     shown = without_prefix(tensors, "visual.")
@@ -529,7 +662,7 @@ def _open_clip_image(
             f"--start {folder.name!r}: its image tower ends with pooling {vision.get('timm_pool')!r} and projection "
             f"{vision.get('timm_proj')!r}; read are a token or mean and a linear projection"
         )
-    normalise = Normalised(*(_each(film[key], 3) for key in ("mean", "std")))
+    normalise = _normalised(folder, film, 3)
     tower = timm_tower(name, size, False, 3, {"name": name, "args": {}, **normalise.said})
     if vision.get("timm_pool") == "avg" and tower.has_summary:
         raise StartError(

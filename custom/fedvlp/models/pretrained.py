@@ -58,7 +58,8 @@ def _image_tower(config: ModelConfig, name: str, architecture: dict[str, Any] | 
 
     if architecture and "config" in architecture:
         return vision_tower(architecture, config.image_size)
-    return timm_tower(located(name), config.image_size, config.pretrained, config.in_channels, architecture)
+    published = config.pretrained and architecture is None  # else the weights come from where the architecture was read
+    return timm_tower(located(name), config.image_size, published, config.in_channels, architecture)
 
 
 def text_tower(config: ModelConfig, architecture: dict[str, Any] | None, tokenizer: Tokenizer | None) -> TextTower:

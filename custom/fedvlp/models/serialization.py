@@ -19,9 +19,9 @@ C = TypeVar("C", bound="DataclassInstance")
 CHECKSUMS = "SHA256SUMS"
 """File with a line ``<SHA-256>  <file>`` for each file of the folder, as ``sha256sum -c`` reads it."""
 
-USE = ("preprocessing", "prompts", "frozen_statistics")
-"""What config.json may say of a model's use: how films are prepared, sentences by class for zero-shot, and the modules
-whose batch normalisation was frozen in its run, so that its statistics are no site's."""
+USE = ("preprocessing", "prompts", "frozen_statistics", "start")
+"""What config.json may say of a model's use: how films are prepared, sentences by class for zero-shot, the modules
+whose batch normalisation was frozen in its run, so that its statistics are no site's, and the library that it is of."""
 
 LARGEST_SUMS = 1 << 20
 """Bytes of the largest file of checksums."""

@@ -89,6 +89,7 @@ class TransformersTower(TextTower):
         settings: Any = self.model.config
         length = ids.shape[1]
         if settings.model_type == SIGLIP:  # it was trained on padding up to a fixed length, and sees it
+            ids = ids.masked_fill(~mask, settings.pad_token_id)  # so that an export to ONNX keeps the mask
             ids = F.pad(ids, (0, self.tokenizer.max_tokens - length), value=settings.pad_token_id)
             out = self.model(input_ids=ids)
         else:

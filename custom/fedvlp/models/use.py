@@ -95,6 +95,19 @@ class Usable:
                 vectors.append(self({"text": ids, "text_mask": mask}).text)
         return _joined(self, vectors, many)
 
+    def require_comparable(self: DualEncoder, what: str) -> None:  # type: ignore[misc]
+        """Raises ValueError, which names the command, where images and texts were not trained to be compared."""
+        if not self.contrastive:
+            raise ValueError(
+                f"{what}: a {type(self).__name__} compares no images with texts, it has logits of its labels; give a "
+                "model that was trained by a contrastive objective, a DualEncoder"
+            )
+        if len(towers := self.start.get("towers", ("image", "text"))) < 2:
+            raise ValueError(
+                f"{what}: this is {self.start['family']}, an {towers[0]} tower alone, whose other tower is random; "
+                "train it with image-report pairs first (--start), or evaluate a linear probe of its images"
+            )
+
     def zero_shot(  # type: ignore[misc]
         self: DualEncoder,
         film: Any,
@@ -107,11 +120,7 @@ class Usable:
         probabilities, and those of different classes cannot be compared (spec 10.4 measures areas under the ROC curve
         of just these). Raises ValueError as ``preprocess`` does, without classes, and for a classifier.
         """
-        if not self.contrastive:
-            raise ValueError(
-                f"zero_shot: a {type(self).__name__} compares no images with texts, it has logits of its "
-                "labels; give a model that was trained by a contrastive objective, a DualEncoder"
-            )
+        self.require_comparable("zero_shot")
         named = sentences_of(classes, self.prompts)
         vectors = self.encode_image(film)
         scores = {name: cosines.tolist() for name, cosines in class_cosines(self, vectors, named).items()}

@@ -41,6 +41,7 @@ def masked_error(predicted: Tensor, images: Tensor, masked: Tensor) -> Tensor:
                 f"MAE: images of {images.shape[1]} channels, and a decoder that restores {channels}; set "
                 f"model.in_channels to {images.shape[1]}"
             )
+        # Each patch normalised by itself, so that a bright film counts no more than a dark one.
         target = patchify(images.to(predicted).expand(-1, channels, -1, -1), side)  # [B, P, D]
         deviation = (target.var(dim=2, keepdim=True, correction=0) + 1e-6).sqrt()
         target = (target - target.mean(dim=2, keepdim=True)) / deviation

@@ -51,7 +51,7 @@ def linear_probe(run: Run) -> str:
 def subgroups(run: Run) -> str:
     """Zero-shot and linear probe by subgroup of patients, as HTML; "" where nobody measured them."""
     probed = _lines(run, f"{PROBE}-subgroups")
-    rows = [
+    rows: list[list[object]] = [
         [f"{line['by']}: {line['subgroup']}", f"linear probe, {line['train_on']}", line["test_records"],
          _interval(line, "macro_auc", 3), _interval(line, "accuracy", 1)]
         for line in probed if line["train_on"] == probed[-1]["train_on"]
@@ -61,8 +61,9 @@ def subgroups(run: Run) -> str:
          _figure(line["accuracy"], 1)]
         for line in _lines(run, f"{ZERO_SHOT}-subgroups")
     ]  # fmt: skip
+    rows.sort(key=lambda row: str(row[:2]))
     head = ("subgroup", "evaluation", "test records", "macro AUC", "accuracy, %")
-    return f"<p>{text(SUBGROUPS_NOTE)}</p>{table(head, sorted(rows, key=lambda row: row[:2]))}" if rows else ""
+    return f"<p>{text(SUBGROUPS_NOTE)}</p>{table(head, rows)}" if rows else ""
 
 
 def _lines(run: Run, name: str) -> Lines:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedvlp.core import norm_statistics
-from fedvlp.core.client import TARGET, Client
+from fedvlp.core.client import TARGET, Client, named_state
 from fedvlp.core.method import sends, stays_initial
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, State
 from fedvlp.data.cohort import Cohort
+from fedvlp.data.loader import SiteData
 from fedvlp.evaluation import distortion, metric_names
 from fedvlp.evaluation import linear_probe as probes
 from fedvlp.evaluation import retrieval as sources
@@ -25,6 +26,7 @@ from fedvlp.evaluation import zero_shot as zero
 from fedvlp.evaluation.downstream import never_said, refuse_repeated
 from fedvlp.evaluation.zero_shot import PROMPTS
 from fedvlp.models.load import load_encoders, load_model
+from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import POOLED, Source
 from fedvlp.run.folder import RunFolder
@@ -214,6 +216,21 @@ def similarity(folder: RunFolder, choices: Choices) -> list[Path]:
     return distortion.write_curves(curves, _target(folder, "similarity"), title)
 
 
+def _zero_shot_of_model(folder: RunFolder, choices: Choices) -> list[Path]:
+    """The same for a model without a run, e.g. one of another library before any training, on ``choices.data``."""
+    cohort, model = _records(folder, choices), load_model(folder.path)
+    model.require_comparable("zero-shot")
+    classes = _prompted(choices.data, cohort.label_names, choices.classes)
+    objective = ConVIRT()  # it is not called
+    tests = {"test": _imaged(cohort)}
+    data = SiteData(_unknown_where_never_said(cohort), tests, model.tokenizer, model.config.image_size)
+    client = Client("model", 0, model, objective, data)
+    states = {zero.GLOBAL: named_state(model, objective)}
+    results, chosen = zero.zero_shot(zero.ZeroShot(classes), client, states, {ELSEWHERE: data}, cohort.label_names)
+    title = f"{folder.path.name}: zero-shot accuracy, %"
+    return zero.write_results(results, chosen, _downstream_target(folder, choices, "zero-shot", cohort), title)
+
+
 def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
     """Zero-shot classification of each site's test records, or of ``choices.data`` (spec 10.4). Returns the files.
 
@@ -222,10 +239,12 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
     """
     import torch
 
-    experiment = folder.experiment()
-    torch.set_num_threads(experiment.training.threads)
     _refuse_against(choices)
     refuse_repeated(choices.classes, "zero-shot")  # before minutes of reading records
+    if not folder.checkpoint.exists():
+        return _zero_shot_of_model(folder, choices)
+    experiment = folder.experiment()
+    torch.set_num_threads(experiment.training.threads)
     _warn_of_initial(folder.path, measured="what is measured as the global model")
     assembly, server = Assembly(experiment, folder.path), last_server(folder)
     cohort = assembly.cohort if choices.data is None else choices.data.build()
@@ -292,11 +311,16 @@ def _elsewhere(assembly: Assembly, cohort: Cohort) -> Any:
             "zero-shot: every site of this run keeps its normalisation (norm_statistics=site) or private adapters, so "
             "no model is made for other records; leave --data out, or evaluate a run without"
         )
+    return assembly.serve(_unknown_where_never_said(cohort), {"test": _imaged(cohort)})
+
+
+def _imaged(cohort: Cohort) -> np.ndarray:
+    """The test rows with an image. Raises ValueError where there is none."""
     rows = cohort.rows("test")
     rows = rows[cohort.has_image()[rows]]
     if not len(rows):
         raise ValueError("zero-shot: no test record of these has an image; choose other records")
-    return assembly.serve(_unknown_where_never_said(cohort), {"test": rows})
+    return rows
 
 
 def _unknown_where_never_said(cohort: Cohort) -> Cohort:
@@ -412,6 +436,7 @@ def retrieve(folder: RunFolder, choices: Choices) -> list[Path]:
     _refuse_against(choices)
     _warn_of_initial(folder.path)
     cohort, model = _records(folder, choices), load_model(folder.path).to(_device(folder))
+    model.require_comparable("retrieval")
     split, rows = sources.source_retrieval(model, cohort)
     return sources.write_retrieval(split, rows, _downstream_target(folder, choices, "retrieval", cohort))
 
@@ -429,19 +454,16 @@ EVALUATIONS: dict[str, Callable[[RunFolder, Choices], list[Path]]] = {
 }
 """Evaluations by name. Each writes files, into the run's ``evaluation/`` by default, and returns their paths."""
 
-DOWNSTREAM = frozenset({"linear-probe", "segmentation", "vqa", "retrieval"})
+DOWNSTREAM = frozenset({"linear-probe", "segmentation", "vqa", "retrieval", "zero-shot"})
 """Those of ``EVALUATIONS`` that take ``Choices.data`` and ``out``, and any folder with a model."""
-
-OTHER_RECORDS = DOWNSTREAM | {"zero-shot"}
-"""Those that take ``Choices.data`` and ``out``; zero-shot needs a run, which has the sites' own models."""
 
 READ_BY: dict[str, frozenset[str]] = {
     "steps": frozenset({"distortion", "shallow", "deep", "linear-probe", "segmentation", "vqa"}),
     "layers": frozenset({"shallow", "deep"}),
     "own": frozenset({"distortion"}),
-    "data": OTHER_RECORDS,
+    "data": DOWNSTREAM,
     "against": frozenset({"linear-probe"}),
-    "out": OTHER_RECORDS,
+    "out": DOWNSTREAM,
     "probe": frozenset({"linear-probe"}),
     "segmentation": frozenset({"segmentation"}),
     "vqa": frozenset({"vqa"}),

@@ -78,22 +78,13 @@ def text_vectors(model: DualEncoder, cohort: Cohort, rows: np.ndarray) -> Tensor
     return vectors
 
 
-def require_contrastive(model: DualEncoder, command: str) -> None:
-    """Raises ValueError, which names the command, for a model whose vectors were not trained to be compared."""
-    if not model.contrastive:
-        raise ValueError(
-            f"{command}: the model is a {type(model).__name__}, whose vectors are not trained to be compared; give a "
-            "run of an image-text model (a DualEncoder)"
-        )
-
-
 def search(model: DualEncoder, cohort: Cohort, query: Tensor, split: str | None = None, top: int = 10) -> list[Nearest]:
     """The ``top`` records whose films are nearest to ``query`` [d], a unit vector, the nearest first.
 
     Of equal similarities the earlier row is first; records without a film are left out. Raises ValueError for a model
     that was not trained to compare, a ``top`` below 1, and where no record has a film.
     """
-    require_contrastive(model, "search")
+    model.require_comparable("search")
     if top < 1:
         raise ValueError(f"search: {top} records are asked for; expected at least 1")
     rows = rows_of(cohort, split)

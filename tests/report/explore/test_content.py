@@ -206,7 +206,7 @@ def test_keys_of_private_records_are_hashed(model: DualEncoder, cohort: Cohort) 
 
 def test_what_cannot_be_shown_is_refused_in_a_sentence(model: DualEncoder, cohort: Cohort, explorer: Explorer) -> None:
     classifier = MultimodalConfig(**{**vars(MODEL), "labels": ("a",)}).build(0)
-    with pytest.raises(ValueError, match="explore: the model is a MultimodalClassifier, whose vectors are not trained"):
+    with pytest.raises(ValueError, match="explore: a MultimodalClassifier compares no images with texts"):
         Explorer.of(classifier, cohort)
     with pytest.raises(ValueError, match="explore: no record there has an image"):
         Explorer.of(model, cohort.without(np.zeros(24, bool), np.ones(24, bool)))

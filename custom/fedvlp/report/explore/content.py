@@ -21,7 +21,7 @@ from fedvlp.evaluation.attribution import Attribution, attribution
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.use import class_cosines, sentences_of
 from fedvlp.report.sections import components
-from fedvlp.run.search import image_vectors, ranked, require_contrastive, rows_of, text_vectors
+from fedvlp.run.search import image_vectors, ranked, rows_of, text_vectors
 
 FILMS, REPORTS = "images", "reports"
 """Whose vectors are asked for."""
@@ -108,7 +108,7 @@ class Explorer:
         Raises ValueError for a model that was not trained to compare films with texts, an unknown split, and records
         none of which has a film.
         """
-        require_contrastive(model, "explore")
+        model.require_comparable("explore")
         rows = rows_of(cohort, split)
         if not cohort.has_image()[rows].any():
             raise NoRecordsError("explore: no record there has an image; give data with images, or another split")
