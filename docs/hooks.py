@@ -63,8 +63,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """The page without the marks of code that have no colour of their own: names, operators, spaces."""
-    return re.sub(r'<span class="(?:w|n|p|o|nn|bp|fm)">([^<]*)</span>', r"\1", html)
+    """The page without the marks of code that need no colour: names, numbers, operators, spaces."""
+    return re.sub(r'<span class="(?:w|n|p|o|nn|bp|fm|nc|nf|nd|nb|mi|mf|kc|ow|gp)">([^<]*)</span>', r"\1", html)
 
 
 def links(page: Path) -> set[Path]:
