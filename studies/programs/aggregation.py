@@ -1,4 +1,4 @@
-"""Averaging five updates of a ViT-B/16 + BERT dual encoder (190 million float32), against the memory's speed and FLARE.
+"""Averaging five updates of 190 million float32, against the memory's speed and FLARE.
 
     python studies/programs/aggregation.py [--repetitions 5] [--threads N] [--clock wall|cpu] [--part 1.0] [--quick]
 

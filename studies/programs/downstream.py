@@ -1,4 +1,4 @@
-"""Few-shot classification and lung segmentation on real radiographs, from random and from pre-trained encoders.
+"""Few-shot classification and lung segmentation on real radiographs.
 
     python studies/programs/downstream.py [--data ../shared/data] [--model FOLDER ...] [--seeds 3] [--only TASK]
 

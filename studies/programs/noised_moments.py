@@ -1,4 +1,4 @@
-"""FedCCA's moments under a site's Gaussian mechanism: what retrieval is left, and what membership inference finds.
+"""Noise on FedCCA's moments: what retrieval is left, and what membership inference finds.
 
     fedvlp towers fetch lite0 && fedvlp towers fetch minilm
     python studies/programs/noised_moments.py [--data ../shared/data/real-cxr] [--seeds 0-4] [--noise 0.0001,0.001,1]
