@@ -74,18 +74,22 @@ nightly: $(VENV)/tools
 	LOCALE=C LC_ALL=C RANDOM_ORDER=$(ORDER) $(BIN)/python -m pytest -n 2 -m "not slow"
 	$(MAKE) mutants
 
-# The picture of README, from a run of a minute.
+# The pictures of README and docs, from two runs of a minute.
 pictures: $(VENV)/tools
 	$(BIN)/fedvlp simulate feddra --sites 2 --set data.size=800 --set rounds.rounds=2 --set method.local_steps=8 --runs build/pictures
-	$(BIN)/python studies/programs/retrieval_picture.py build/pictures/feddra/001
+	$(BIN)/fedvlp simulate fedavg --like build/pictures/feddra/001 --runs build/pictures
+	$(BIN)/fedvlp compare build/pictures/fedavg/001 build/pictures/feddra/001 --html build/pictures/compare.html
+	$(BIN)/python studies/programs/pictures.py build/pictures/feddra/001 build/pictures/compare.html
 
 # Draws the picture of the rooms and writes the page of FedDRA anew, then builds the site: open build/docs/index.html.
-# A warning is an error; mkdocs does not count warnings when it is told to be quiet.
+# A warning is an error; mkdocs does not count warnings when it is told to be quiet. The notebooks are run, for minutes,
+# where they or the package have changed since; NOTEBOOKS= leaves that out.
+NOTEBOOKS ?= run
 docs: $(VENV)/tools
 	PYTHONPATH=tests $(BIN)/python -m support.picture
 	PYTHONPATH=tests $(BIN)/python -m support.feddra_page
 	PYTHONPATH=tests $(BIN)/python -m support.known
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 NOTEBOOKS=$(NOTEBOOKS) $(BIN)/python -m mkdocs build --strict
 
 # Runs every committed preset shortly, says which figures moved, and rewrites those golden files; the commit says why.
 golden: $(VENV)/tools

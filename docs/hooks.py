@@ -1,21 +1,41 @@
 """A hook of mkdocs: the site has the folders of the repository, so that links lead where they lead there.
 
 Its pages are README, docs/ and the guides of the other folders. Code and pictures that a page links to come along as
-they are. ``docs/api.md`` is made here: the public names with their docstrings.
+they are. Pages that are written from code, tables or notebooks are made here and are in no commit (``made``): a link to
+the file that writes one leads to the page. With NOTEBOOKS=run in the environment the notebooks show what they print.
 """
 
 from __future__ import annotations
 
+import os
+import posixpath
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from fedvlp.core.names import PUBLIC
 
 ROOT = Path(__file__).parents[1]
+sys.path += [str(ROOT), str(ROOT / "tests")]
+
+from support import evidence, notebooks  # noqa: E402
+
+from studies.claims import results_page  # noqa: E402
+
 FOLDERS = ("docs", "provisioning", "poc", "studies", "tests")
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+
+WRITTEN_BY = {
+    "tests/support/evidence.py": "docs/evidence.md",
+    "studies/claims/results_page.py": "studies/results/claims.md",
+    **{f"docs/tutorials/{path.name}": f"docs/tutorials/{path.stem}.md" for path in TUTORIALS},
+}
+"""File -> the page that is made of it."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -28,7 +48,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     own = [ROOT / "docs" / "site.css", ROOT / "docs" / "iframe-worker.js"]
     for path in [*pages, *sorted(linked), *own]:
         site.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
-    return Files([*site, File.generated(config, "docs/api.md", content=api())])
+    return Files([*site, *(File.generated(config, path, content=content) for path, content in made().items())])
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """The text of a page, whose links to what writes another page lead to that."""
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def led(link: re.Match[str]) -> str:
+        target = WRITTEN_BY.get(posixpath.normpath(posixpath.join(folder, link[1])))
+        return f"]({posixpath.relpath(target, folder or '.')}" if target else link[0]
+
+    return re.sub(r"\]\(([^)#\s]+)", led, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """The page without the marks of code that have no colour of their own: names, operators, spaces."""
+    return re.sub(r'<span class="(?:w|n|p|o|nn|bp|fm)">([^<]*)</span>', r"\1", html)
 
 
 def links(page: Path) -> set[Path]:
@@ -38,14 +74,23 @@ def links(page: Path) -> set[Path]:
     return {target for target in targets if target.is_file() and target.is_relative_to(ROOT)}
 
 
+def made() -> dict[str, str]:
+    """The pages that are made here, each with its Markdown: no one of them is too long for a browser or a reader."""
+    run = os.environ.get("NOTEBOOKS") == "run"
+    pages = {"docs/evidence.md": evidence.content()}
+    pages |= {f"studies/results/{name}.md": text for name, text in results_page.pages().items()}
+    pages |= {f"docs/tutorials/{path.stem}.md": notebooks.page(path, run) for path in TUTORIALS}
+    pages |= {f"docs/api/{name}.md": f"# {name}\n\n::: {path}\n" for name, path in PUBLIC.items()}
+    return pages | {"docs/api.md": api()}
+
+
 def api() -> str:
-    """A page with every public name, by package; fedvlp itself comes first."""
+    """A list of every public name, by package; fedvlp itself comes first."""
     packages: dict[str, list[str]] = {}
     for name in sorted(PUBLIC, key=lambda name: (name.count("."), name)):
-        packages.setdefault(name.rpartition(".")[0], []).append(PUBLIC[name])
+        packages.setdefault(name.rpartition(".")[0], []).append(name)
     lines = ["# API", "", "The public names: what jobs, configurations, policies and your own code may name."]
-    for package, paths in packages.items():
-        lines += ["", f"## {package}"]
-        for path in paths:
-            lines += ["", f"::: {path}"]
+    for package, names in packages.items():
+        lines += ["", f"## {package}", ""]
+        lines += [f"- [{name.rpartition('.')[2]}](api/{name}.md)" for name in names]
     return "\n".join(lines) + "\n"

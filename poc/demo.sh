@@ -10,7 +10,7 @@ runs=$demo/runs
 mkdir -p $runs
 
 trap 'kill "${follower:-}" 2>/dev/null || true' EXIT
-trap 'echo "stopped; go on with: make demo" >&2; exit 130' INT TERM
+trap 'echo "stopped; resume with: make demo" >&2; exit 130' INT TERM
 
 finished() { grep -qs '"status": "finished"' "$runs/$1/001/run_status.json"; }
 

@@ -1,4 +1,4 @@
-"""Writes studies/README.md and results/claims.md from the tables in results/: `python -m studies.page`."""
+"""Writes studies/README.md from the tables in results/: `python -m studies.page`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from studies.claims import results_page
-
 STUDIES = Path(__file__).parent
 PAGE = STUDIES / "README.md"
 SHARED = ("common", "drill_job", "echo", "ledger_cells", "link", "timed", "workload")
@@ -16,17 +14,16 @@ SHARED = ("common", "drill_job", "echo", "ledger_cells", "link", "timed", "workl
 
 OPENING = """# Studies, and what fedvlp costs
 
-The laboratory: what the papers claim and print, measured again, and how fast fedvlp is. It is no part of what a site
-installs; in a clone `make` installs it, or `pip install --no-deps -e studies`. This page is written by
-`python -m studies.page`.
+The laboratory: what the papers claim and print, measured again, and how fast fedvlp is. Sites do not install it; in a
+clone `make` does, or `pip install --no-deps -e studies`. `python -m studies.page` writes this page.
 
 - `claims/`: `fedvlp claims`, the papers' claims over paired seeds ([claims](../docs/claims.md)).
 - `reproduce/`: `fedvlp reproduce`, the papers' tables ([a table by one command](../docs/reproduce.md)).
 - `programs/`: one program a file, `python studies/programs/NAME.py`; `--help` says what it takes, `--quick` runs it
-  small, `make bench` runs the full ones. Each prints JSON lines, machine and load first and last.
-- `results/`: a table for each scenario of the claims with a line a cell, [all of them as one page](results/claims.md),
-  `settings.csv` with their settings;
-  `goals.csv`, and `programs.csv` with every figure that programs printed, with revision and date.
+  small, `make bench` runs the full ones.
+- `results/`: a table for each scenario of the claims with a line a cell, [as one
+  page](../studies/claims/results_page.py), `settings.csv`;
+  `goals.csv`, and `programs.csv` with every figure that programs printed.
 
 Variants run in turn in one call: compare ratios of one call, never seconds of two. Where nothing else is said: 2 cores
 of an Intel Xeon (AVX-512, AMX), no GPU, one torch thread a process.
@@ -75,11 +72,6 @@ def page() -> str:
     )
 
 
-PAGES = {PAGE: page, results_page.RESULTS / "claims.md": results_page.page}
-"""File -> what writes it."""
-
-
 if __name__ == "__main__":
-    for file, content in PAGES.items():
-        file.write_text(content(), encoding="utf-8")
-        print(f"wrote {file}")
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE}")

@@ -66,7 +66,7 @@ def _ctrl_c() -> None:
 
 
 DRAWN: dict[tuple[SyntheticCohort, int], Any] = {}
-"""Films of the built-in cohort that this process has drawn."""
+"""Films of the synthetic cohort that this process has drawn."""
 
 
 @pytest.fixture(autouse=True)

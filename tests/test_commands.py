@@ -197,7 +197,7 @@ def test_ctrl_c_ends_the_demo_and_says_what_goes_on(tmp_path: Path) -> None:
     assert [demo.stdout.readline() for _ in range(2)][1] == "feddra: round 1\n"
     os.killpg(demo.pid, signal.SIGINT)
     _, errors = demo.communicate(timeout=60)
-    assert (demo.returncode, errors) == (130, "stopped; go on with: make demo\n")
+    assert (demo.returncode, errors) == (130, "stopped; resume with: make demo\n")
 
 
 def smaller(command: str) -> str:

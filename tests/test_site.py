@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.checkout import copied
+from test_tutorials import NAMES
 
 from fedvlp.core.names import PUBLIC
 
@@ -23,7 +24,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = copied(tmp_path_factory.mktemp("checkout") / "fedvlp")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     done = subprocess.run(
-        ["make", "docs", "VENV=environment"],
+        ["make", "docs", "VENV=environment", "NOTEBOOKS="],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -38,15 +39,24 @@ def test_every_document_is_a_page_in_the_menu(site: Path) -> None:
     documents = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert sorted(path for path in documents if f" {path}\n" not in menu) == []
     pages = {path.replace("README.md", "index.md").replace(".md", ".html") for path in documents}
-    assert pages | {"docs/api.html"} == {page.relative_to(site).as_posix() for page in (site / "docs").rglob("*.html")}
+    made = {"docs/api.html", "docs/evidence.html"} | {f"docs/tutorials/{name}.html" for name in NAMES}
+    found = {page.relative_to(site).as_posix() for page in (site / "docs").rglob("*.html")}
+    assert pages | made == {path for path in found if not path.startswith("docs/api/")}
+    assert (site / "studies" / "results" / "claims.html").exists()
+    assert 'href="../tutorials/' not in (site / "docs" / "runs.html").read_text(encoding="utf-8")
     assert "image-text model from X-rays and reports" in (site / "index.html").read_text(encoding="utf-8")
 
 
 def test_the_api_has_every_public_name_and_what_its_fields_mean(site: Path) -> None:
-    page = (site / "docs" / "api.html").read_text(encoding="utf-8")
+    page = "".join(path.read_text(encoding="utf-8") for path in (site / "docs" / "api").glob("*.html"))
     assert {path for path in PUBLIC.values() if f'id="{path}"' not in page} == set()
     assert "E1, steps of the align phase" in page, "the comment behind FedDRA.align_steps"
     assert "z*_x" in page
+
+
+def test_no_page_is_longer_than_60_kb(site: Path) -> None:
+    long = {page.relative_to(site).as_posix(): page.stat().st_size for page in site.rglob("*.html")}
+    assert {path: size for path, size in long.items() if size > 60_000} == {}
 
 
 def test_nothing_is_loaded_from_another_machine(site: Path) -> None:

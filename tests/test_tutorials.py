@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support import programs
+from support import notebooks, programs
 from support.provisioned import BIN
 
 TUTORIALS = sorted((Path(__file__).parents[1] / "docs" / "tutorials").glob("*.ipynb"))
@@ -22,17 +22,6 @@ def test_they_are_all_there_and_without_outputs() -> None:
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             assert cell["cell_type"] in ("markdown", "code")
             assert not cell.get("outputs"), path.stem
-
-
-def cells(path: Path) -> list[str]:
-    """The code of a notebook as Python. In a shell's line {name} is a variable, as in Jupyter."""
-    code = []
-    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        if cell["cell_type"] == "code":
-            code.append(
-                re.sub(r"^!(.*)", lambda line: f"shell(f{line[1]!r})", "".join(cell["source"]), flags=re.MULTILINE)
-            )
-    return code
 
 
 def smaller(command: str) -> str:
@@ -57,5 +46,18 @@ def test_a_tutorial_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("FEDVLP_HOME", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     names = {"shell": shell}
-    for cell in cells(path):
+    for cell in notebooks.code(path):
         exec(compile(cell, path.stem, "exec"), names)
+
+
+def test_a_page_of_the_site_has_what_the_cells_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notebooks, "KEPT", tmp_path / "kept")
+    written = [("markdown", "# Two"), ("code", "n = 1 + 1\nprint(n)"), ("code", "!echo {n} files")]
+    file = tmp_path / "two.ipynb"
+    file.write_text(json.dumps({"cells": [{"cell_type": kind, "source": [text]} for kind, text in written]}))
+    shown = notebooks.page(file, run=True)
+    assert shown == (
+        "# Two\n\n```python\nn = 1 + 1\nprint(n)\n```\n\n```text\n2\n```\n\n"
+        "```python\n!echo {n} files\n```\n\n```text\n2 files\n```\n"
+    )
+    assert "```text" not in notebooks.page(file, run=False)

@@ -145,15 +145,13 @@ PROSE = {
 """Words that only this project knew, in Markdown, and the field's own. `code` may have them: names stay."""
 
 ROOT = PACKAGE.parents[1]
-GENERATED = "docs/evidence.md"
-"""A page of the names of tests."""
 
 
 def pages() -> list[Path]:
     """The Markdown of the repository."""
     folders = ("custom", "docs", "poc", "provisioning", "studies", "tests")
     found = [*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.md"))]
-    return [path for path in sorted(found) if path.relative_to(ROOT).as_posix() != GENERATED]
+    return sorted(found)
 
 
 def own_words(text: str) -> dict[str, str]:
@@ -172,3 +170,40 @@ def test_prose_has_the_fields_words(path: Path) -> None:
 def test_the_test_of_prose_sees_them() -> None:
     text = "The run goes\non. `films/1.png` [a film](film.md)\n```\ndealt\n```\nno room for it"
     assert own_words(text) == {"film": "X-ray, image", "goes on": "resumes, continues"}
+
+
+# What a person reads: help, errors, logs, pages
+
+KEPT = {
+    "cli/run_commands.py": {"films"},  # report-films.html, a file of every run that shows records
+    "core/snapshots.py": {"room"},
+    "data/synthetic/reports.py": {"film"},  # a caption of the synthetic cohort
+    "flare/perimeter.py": {"room"},
+    "report/html.py": {"films"},  # a class of the style sheet
+}
+"""File -> words that stay there."""
+
+
+CODE = re.compile(r"[\w\]]\(|\$[@\[]")
+"""What only code has."""
+
+
+def spoken(tree: ast.Module, docstrings: bool = False) -> Iterator[str]:
+    """The texts of a module, without code in them; docstrings too, where they are a command's help."""
+    documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and not docstrings}
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) and id(node) not in documented else None
+        if isinstance(text, str) and " " in text.strip() and not CODE.search(text.partition("```")[0]):
+            yield text
+
+
+def test_what_a_person_reads_has_the_fields_words() -> None:
+    for path, tree in trees().items():
+        texts = spoken(tree, docstrings=path.endswith(("_commands.py", "_command.py")))
+        words = {word: better for text in texts for word, better in own_words(text).items()}
+        assert words.keys() <= KEPT.get(path, set()), (path, words)
+
+
+def test_the_test_above_sees_them() -> None:
+    tree = ast.parse('"""A film."""\nx = 1\nraise ValueError(f"a film of {x} is lent")\n')
+    assert [own_words(text) for text in spoken(tree)] == [{"film": "X-ray, image"}, {"lent": "imputed"}]

@@ -36,11 +36,11 @@ def claims(
     """Runs the scenarios of the papers' claims and says of each whether it holds, fails, or is undecided."""
     from rich.console import Console
 
-    from fedvlp.cli.tables import plain_table, upright
+    from fedvlp.cli.panels import plain_table
+    from fedvlp.cli.tables import upright
     from fedvlp.core.checkpoint import save_text
-    from fedvlp.run.cell_results import origin
-    from fedvlp.run.cells import measured
     from fedvlp.run.config import choose
+    from studies.claims.cell_results import measured, origin
     from studies.claims.ledger import PAPERS, SCENARIOS
     from studies.claims.page import CORRECTED, HELD, as_page, claim_rows, corrected, figure_rows, judge
     from studies.claims.scenario import cells_of, methods_of

@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean
 
 from fedvlp.evaluation.distortion import MEAN
-from fedvlp.run.cell_results import Figures
 from fedvlp.run.evaluate import Choices, distort
 from fedvlp.run.folder import RunFolder
+from studies.claims.cell_results import Figures
 
 PLAIN, OWN = "plain", "own"
 """How a site trains the shared model for one more round: as FedAvg does, or as the run's own method does."""

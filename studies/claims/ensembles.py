@@ -14,8 +14,8 @@ from fedvlp.methods.ensemble import MODEL
 from fedvlp.methods.math.contrast import representations
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_results import Figures
 from fedvlp.run.folder import RunFolder
+from studies.claims.cell_results import Figures
 
 HELD_OUT = ("val", "test")
 KS = (1, 5, 10)
@@ -42,7 +42,10 @@ def of_run(folder: RunFolder) -> Figures:
     client.load(experiment.method.finish(saved[0]))
     recalls = recalled(client.model, held_out(assembly, None))
     figures = {at(k): value for k, value in zip(KS, recalls, strict=True)}
-    return {**figures, RSUM: sum(recalls), SITE_RSUM: max(of_sites(assembly)), UNTAUGHT: untaught(assembly)}
+    figures[RSUM] = sum(recalls)
+    if not experiment.site_models:  # one model of all sites
+        return figures
+    return {**figures, SITE_RSUM: max(of_sites(assembly)), UNTAUGHT: untaught(assembly)}
 
 
 def held_out(assembly: Assembly, site: str | None) -> Any:

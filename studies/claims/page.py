@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 from fedvlp.evaluation.intervals import Interval, holm, over_seeds
 from fedvlp.report import html
-from fedvlp.run.cell_results import NotRunError, Table, origin
+from studies.claims.cell_results import NotRunError, Table, origin
 from studies.claims.scenario import UNDECIDED, Claim, Precondition, Scenario, p_value, verdict
 
 INVALID, MISSING = "not ranked", "not run"

@@ -1,6 +1,6 @@
 """Every figure behind the claims as one Markdown page, from the tables in results/ alone: nothing is run or loaded.
 
-`python -m studies.page` writes it to results/claims.md.
+The site has it (docs/hooks.py); ``python -m studies.claims.results_page`` prints it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from statistics import fmean, stdev
 
 from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.intervals import over_seeds
-from fedvlp.run.cell_results import HEAD, CellResults, NotRunError, Table
+from studies.claims.cell_results import HEAD, CellResults, NotRunError, Table
 from studies.claims.ensembles import SITE_RSUM, UNTAUGHT
-from studies.claims.ledger import AVERAGE, PAPERS, SCENARIOS, UNTRAINED, WORST
-from studies.claims.page import CORRECTED, EXPLANATION, HELD, Results, claim_rows, corrected, judge
+from studies.claims.ledger import AVERAGE, DISPARITY, LOSSES, PAPERS, SCENARIOS, UNTRAINED, WORST
+from studies.claims.page import CORRECTED, EXPLANATION, HELD, INVALID, MISSING, Results, claim_rows, corrected, judge
 
 RESULTS = Path(__file__).parents[1] / "results"
 SETTLING = 100
@@ -27,12 +27,29 @@ CONDITIONS = ("rounds", "long", "steps", "moments", "seldom", "start")
 PARTS = {"one-stage": "two stages", "no-constraint": "the constraint", "no-dro": "robust weights"}
 """Ends of the names of rows of `programs/ablation.py` -> the part that such a row lacks."""
 
-SHORT = {AVERAGE: "average", WORST: "worst site"}
+SHORT = {AVERAGE: "average", WORST: "worst site", DISPARITY: "disparity"}
 """Headings of figures."""
+
+TIME = "hours that two cores did not have"
+ONE_SEED = "`fedvlp reproduce --demo` measures it; over seeds: " + TIME
+UNJUDGED = (
+    ("feddra, fedrgb", "heads with 1 and 10 % of labels, segmentation (Tables 2, 3, 5 to 9, 14 to 16)", ONE_SEED),
+    ("feddra", "retina (Table 4), heterogeneity (5), two sites (7), deep and shallow layers (11 to 13)", ONE_SEED),
+    (
+        "fedrgb",
+        "GLoRIA and MGCA (Table 3), parts (4), other data (5), rounds (14), alpha (15), two sites (16)",
+        ONE_SEED,
+    ),
+    ("creamfl", "answers to questions (Table 2), more public data (4), bytes (Figure 4)", ONE_SEED),
+    ("pms-fm", "MGCA, other data (Table 2), fusions (4)", ONE_SEED),
+    ("car-mfl", "unlike sites and CreamFL (Table 1), alpha (5), the weight on images (Figure 3b)", ONE_SEED),
+    ("car-mfl", "rare findings (Figure 2), the public set's size (Figures 3a, 6)", "the paper prints no number"),
+)
+"""Paper, what it claims, and why there is no verdict."""
 
 OPENING = f"""# The figures behind the claims
 
-Written by `python -m studies.page` from the tables beside it; how claims are judged, and what follows, is in
+Written from the tables in `studies/results`; how claims are judged, and what follows, is in
 [claims](../../docs/claims.md). {EXPLANATION}
 
 A cell is the mean over seeds (SD), or a paired difference [95 %]. R@1 is in percent, among 32 records of the test split
@@ -115,6 +132,12 @@ def zeros(row: str) -> str:
     return other if other != row else "mfedavg-p"
 
 
+def of_the_same_loss(row: str) -> str:
+    """FedAvg under GLoRIA's, MGCA's or the pair's loss, as the row."""
+    loss = row.partition("-")[2]
+    return f"fedavg-{loss}" if loss in LOSSES else "fedavg"
+
+
 Compared = dict[str, Callable[[str], str]]
 """Heading -> the row that a row is compared with."""
 
@@ -128,6 +151,8 @@ def compared(scenario: str, table: Table) -> Compared:
             "FedAvg (total steps)": lambda row: equal_steps_in_all(row, longer),
             "whole method": whole_method,
         }
+    if scenario == "named-baselines":
+        return {"FedAvg, the same loss": of_the_same_loss}
     if scenario in ("representations", "drawn-vectors"):
         return {"server alone": lambda _: "server-alone", "untrained sites": lambda _: UNTRAINED}
     return {"mFedAvgP": zeros} if scenario == "missing-modalities" else {}
@@ -138,7 +163,7 @@ def compared(scenario: str, table: Table) -> Compared:
 
 def row_table(table: Table, shown: Sequence[str], others: Compared) -> str:
     """One line a row: mean and SD of every figure, and its difference to the rows it is compared with."""
-    compared_in = [figure for figure in shown if figure not in (SITE_RSUM, UNTAUGHT)]
+    compared_in = [figure for figure in shown if figure not in (SITE_RSUM, UNTAUGHT, DISPARITY)]
     names = {figure: SHORT.get(figure, figure) for figure in shown}
     differences = [f"{names[figure]}: minus {other}" for other in others for figure in compared_in]
     head = ["row", "seeds", *names.values(), *differences]
@@ -236,7 +261,7 @@ def section(judged: Results) -> str:
         tables += [parts_table(table), round_table(results)]
     if settling.cells:
         tables.append("Seeds on which settings were chosen:\n\n" + row_table(settling, scenario.shown, others))
-    return f"## {scenario.name}\n\n{scenario.text} {machines(results)}\n\n" + "\n".join(tables)
+    return f"# {scenario.name}\n\n{scenario.text} {machines(results)}\n\n" + "\n".join(tables)
 
 
 def teachers() -> str:
@@ -276,7 +301,28 @@ def figures(results: CellResults) -> Table:
     )
 
 
-def page() -> str:
-    """The page."""
-    judged = [judge(one, reported(figures(loaded(one.name))), PAPERS) for one in SCENARIOS.values()]
-    return "\n".join([OPENING, *map(section, corrected(judged)), teachers()])
+def pages() -> dict[str, str]:
+    """Name of a page -> its text: "claims", which leads to the others, and one for each scenario."""
+    judged = corrected([judge(one, reported(figures(loaded(one.name))), PAPERS) for one in SCENARIOS.values()])
+    named = {one.scenario.name: one for one in judged}
+    listed = "".join(f"- [{name}]({name}.md): {one.scenario.text}\n" for name, one in named.items())
+    return {"claims": f"{OPENING}\n{listed}\n{teachers()}\n{unjudged(judged)}"} | {
+        name: section(one) for name, one in named.items()
+    }
+
+
+def unjudged(every: Sequence[Results]) -> str:
+    """The claims without a verdict anywhere: those of scenarios, then those of none."""
+    why = {MISSING: TIME, INVALID: "a precondition does not hold"}
+    outcomes = [(results.scenario.name, one) for results in every for one in results.outcomes]
+    known = {(one.claim.paper, one.claim.text) for _, one in outcomes if one.verdict not in why}
+    rows = [
+        (one.claim.paper, f"{one.claim.text} ({scenario})", why[one.verdict])
+        for scenario, one in outcomes
+        if (one.claim.paper, one.claim.text) not in known
+    ]
+    return "## Claims without a verdict\n\n" + markdown(("paper", "claim", "why"), [*rows, *UNJUDGED])
+
+
+if __name__ == "__main__":
+    print("\n".join(pages().values()))

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from fedvlp.evaluation.intervals import Interval
-from fedvlp.run.cell_results import Figures, Table, on_device
 from fedvlp.run.cells import Cells
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from studies.claims.cell_results import Figures, Table, on_device
 
 HOLDS, FAILS, UNDECIDED = "holds", "fails", "undecided"
 

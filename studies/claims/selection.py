@@ -15,11 +15,11 @@ from fedvlp.data.cohort import PUBLIC
 from fedvlp.evaluation.zero_shot import GLOBAL, MEAN, PROMPTS, SELECTED
 from fedvlp.models.selector import EMBEDDINGS, SelectorConfig
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_results import Figures
 from fedvlp.run.evaluate import EVALUATIONS, Choices
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from studies.claims import site_selection
+from studies.claims.cell_results import Figures
 
 OWN = "own"
 TOLD = "sites told in the run, %"
@@ -53,7 +53,7 @@ def of_run(folder: RunFolder) -> Figures:
     figures = of_table(table)
     experiment = folder.experiment()
     if isinstance(experiment.extra, SelectorConfig):
-        figures |= of_selector(folder, experiment, experiment.extra)
+        figures |= of_selector(folder, experiment, experiment.extra, train=bool(experiment.extra.templates))
     return figures
 
 

@@ -25,9 +25,9 @@ from common import machine, say, table
 from ledger_cells import finished, less, mean, parser_of, row_name
 
 from fedvlp.evaluation.intervals import Interval, over_seeds
-from fedvlp.run.cell_results import Table, origin
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.terms import terms
+from studies.claims.cell_results import Table, origin
 from studies.claims.ledger import AVERAGE, SCENARIOS, WORST, alignment
 
 PARTS: dict[str, dict[str, dict[str, Any]]] = {

@@ -42,10 +42,9 @@ from fedvlp.federation.codec import Wire
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import save_initial
 from fedvlp.run import presets
-from fedvlp.run.cell_results import Figures, spent
-from fedvlp.run.cells import measured
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from studies.claims.cell_results import Figures, measured, spent
 from studies.claims.ledger import AVERAGE, WORST, seeded, trained, trained_client
 from studies.claims.scenario import Scenario, cells_of
 

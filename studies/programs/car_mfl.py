@@ -32,9 +32,9 @@ from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods.car_mfl import PARTNERS
 from fedvlp.run import cells
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_results import Table
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from studies.claims.cell_results import Table
 from studies.claims.ledger import ALL_PAIRED, CAR_MFL, MACRO, POOLED, missing, without
 
 BASELINE = "mfedavg-p"

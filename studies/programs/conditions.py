@@ -25,9 +25,9 @@ from common import machine, say, table
 from ledger_cells import by_round, finished, less, mean, parser_of
 
 from fedvlp.evaluation import metric_names
-from fedvlp.run.cell_results import Table, origin
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.terms import like, terms
+from studies.claims.cell_results import Table, origin
 from studies.claims.ledger import AVERAGE, SCENARIOS, WORST, alignment, all_steps
 
 LEDGERS = "as it stands"

@@ -39,10 +39,10 @@ from fedvlp.methods.ensemble import as_represented, squared_distance
 from fedvlp.methods.math.contrast import contrast_scores
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_results import Figures, Table, origin
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from studies.claims import ensembles
+from studies.claims.cell_results import Figures, Table, origin
 from studies.claims.ensembles import RSUM
 from studies.claims.ledger import CREAMFL, UNTRAINED, drawn_ladder, ladder
 

@@ -14,7 +14,7 @@ from common import machine, say, table
 from ledger_cells import finished, less, mean, parser_of
 
 from fedvlp.data.synthetic.drawn_cohort import COHORTS
-from fedvlp.run.cell_results import Table
+from studies.claims.cell_results import Table
 from studies.claims.distortion import BEFORE, OWN, PLAIN, change, change_at, change_elsewhere
 from studies.claims.ledger import SCENARIOS
 

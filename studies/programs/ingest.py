@@ -4,7 +4,8 @@
 
 All over loopback, without TLS. Per variant one process holds the update, as a site does, and sends it when
 asked to; this process receives it as the server of a large model does: piece by piece to disk (``arrived``), then
-every tensor read and added to the mean (``added``). The raw socket's bytes are received into one buffer and forgotten.
+every tensor read and added to the mean (``added``). The raw socket's bytes are received into one buffer and forgotten,
+and so are FLARE's: as many bytes, in replies of its cells as large as a piece, with no tensor and no disk.
 Processor seconds are of both ends together. ``--pieces``: most bytes of a piece, in MiB; 8 is fedvlp's own.
 """
 
@@ -33,6 +34,7 @@ from fedvlp.flare import messages
 from fedvlp.flare.tensor_stream import SETTING, PieceDecomposer
 
 ROUTE = {"channel": "ingest", "topic": "update"}
+PLAIN = {"channel": "ingest", "topic": "bytes"}
 SERVER = "server"
 RAW = "raw socket"
 BUFFER = 8 << 20
@@ -46,6 +48,8 @@ def site(name: str, url: str, part: float, piece: int, port: Any) -> None:
     messages.register()
     cell = Cell(fqcn=name, root_url=url, secure=False, credentials={})
     cell.register_request_cb(cb=lambda request: make_reply("ok", body=messages.send_update(update(state))), **ROUTE)
+    block = bytes(piece)
+    cell.register_request_cb(cb=lambda request: make_reply("ok", body=block), **PLAIN)
     cell.start()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port.put(listening.getsockname()[1])
@@ -89,6 +93,11 @@ class Server:
         self.arrived.setdefault(name, []).append(time.perf_counter() - began)
         mean = StreamingMean(self._reference)
         mean.add(received.state, 1.0)
+
+    def plain(self, name: str, size: int, piece: int) -> None:
+        """Fetches as many bytes, and forgets them."""
+        for _ in range(-(-size // piece)):
+            self.cell.send_request(target=name, request=new_cell_message({}, {}), timeout=60.0, **PLAIN)
 
 
 class Processors:
@@ -141,6 +150,8 @@ def measure(server: Server, url: str, part: float, size: int, chosen: argparse.N
         ports.append(port.get())
         pids.append(process.pid)
         variants[f"pieces of {piece} MiB"] = lambda name=name: server.ingest(name)
+    first = chosen.pieces[0]
+    variants[f"FLARE's bytes by {first} MiB"] = lambda: server.plain(f"site-{first}", size, first << 20)
     variants = {RAW: lambda: raw(ports[0], size), **variants}
     clock, spent = Processors(pids), {name: [] for name in variants}
 
@@ -155,7 +166,8 @@ def measure(server: Server, url: str, part: float, size: int, chosen: argparse.N
     times = interleaved({name: counted(name, variant) for name, variant in variants.items()}, chosen.repetitions)
     rows = []
     for name, seconds in times.items():
-        arrived = server.arrived.get(f"site-{name.split()[-2]}", [])[1:] or seconds
+        pieces = name.removeprefix("pieces of ").removesuffix(" MiB")
+        arrived = server.arrived.get(f"site-{pieces}", [])[1:] or seconds
         processor = spread(spent[name][1:])["median"]
         ratios = [beside(ours, times[RAW]) for ours in (arrived, seconds)]
         median = spread(arrived)["median"]

@@ -17,9 +17,8 @@ from common import command_line, say
 
 from fedvlp.cli.overrides import seeds_of
 from fedvlp.evaluation.intervals import over_seeds
-from fedvlp.run.cell_results import CellResults, Figures, NotRunError, Table
-from fedvlp.run.cells import measured
 from fedvlp.run.experiment import Experiment
+from studies.claims.cell_results import CellResults, Figures, NotRunError, Table, measured
 from studies.claims.scenario import Scenario, cells_of
 
 ROOT = Path(__file__).parents[2]

@@ -33,8 +33,8 @@ from common import command_line, interleaved, machine, rounded, say, table
 from fedvlp.data.burned_in import HEADER
 from fedvlp.data.cache_build import Building
 from fedvlp.data.images import film, films
+from fedvlp.data.loader import train_batch
 from fedvlp.data.radiograph import read_radiograph
-from fedvlp.data.transforms import train_batch
 
 HEIGHT, WIDTH, SIZE, BATCH, MIMIC = 3056, 2544, 224, 64, 377_110
 

@@ -43,11 +43,10 @@ from fedvlp.evaluation.zero_shot import class_scores, prompts
 from fedvlp.methods.fedcca import before_heads, heads, moments_of_features
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_results import Figures, Table
-from fedvlp.run.cells import measured
 from fedvlp.run.compare import FinishedRun
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from studies.claims.cell_results import Figures, Table, measured
 from studies.claims.ledger import seeded
 from studies.claims.scenario import Scenario, cells_of
 

@@ -121,7 +121,7 @@ def _size(demo: bool, root: Path | None, data: list[str], smallest: bool, cache:
 
 def _list(console: Console) -> None:
     """Every measured row of the inventory, and what is no measured row."""
-    from fedvlp.cli.tables import plain_table
+    from fedvlp.cli.panels import plain_table
     from studies.reproduce.inventory import ENTRIES, NOT_MEASURED
 
     rows = []

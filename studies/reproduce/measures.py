@@ -24,12 +24,12 @@ from fedvlp.evaluation.vqa import VQA, vqa
 from fedvlp.models.load import load_encoders
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_results import Figures, spent
 from fedvlp.run.evaluate import EVALUATIONS, Choices, last_server, models_at_sites, paired_sites
 from fedvlp.run.experiment import Source
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import by_site, of_server
 from studies.claims import ledger, selection
+from studies.claims.cell_results import Figures, spent
 from studies.claims.ensembles import KS, RSUM
 
 AVERAGE, WORST = ledger.AVERAGE, ledger.WORST

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedvlp.core.checkpoint import save_text
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.report import figures, html
-from fedvlp.run.cell_results import origin
+from studies.claims.cell_results import origin
 from studies.claims.page import CLAIMS, claim_rows_of
 from studies.reproduce.run import Reproduced
 from studies.reproduce.table import UNPRINTED, Entry, Row

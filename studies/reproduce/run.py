@@ -11,9 +11,9 @@ from typing import Any
 from fedvlp.data.deid import Accepted
 from fedvlp.evaluation.intervals import Interval, over_seeds
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_results import CellResults, Table
-from fedvlp.run.cells import Said, measured
+from fedvlp.run.cells import Said
 from fedvlp.run.experiment import Experiment
+from studies.claims.cell_results import CellResults, Table, measured
 from studies.claims.ledger import SCENARIOS
 from studies.claims.page import Outcome, judge
 from studies.claims.scenario import Claim, Scenario, cells_of

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fedvlp.run.cell_results import Figures
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from studies.claims.cell_results import Figures
 from studies.reproduce.printed import Printed, tables
 
 UNPRINTED = "not printed"

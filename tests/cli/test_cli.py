@@ -108,7 +108,7 @@ def test_ctrl_c_ends_every_process_and_the_run_goes_on(tmp_path: Path, monkeypat
     os.kill(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors.splitlines()[-1] == "fedvlp: stopped; go on with: fedvlp simulate --resume runs/fedavg/001"
+    assert errors.splitlines()[-1] == "fedvlp: stopped; resume with: fedvlp simulate --resume runs/fedavg/001"
     until(lambda: not processes(str(tmp_path)), "every process of it has ended", 60)
     run = tmp_path / "runs" / "fedavg" / "001"
     assert not (run / "model").exists()
@@ -127,9 +127,9 @@ def test_a_stopped_command_says_what_goes_on(monkeypatch: pytest.MonkeyPatch) ->
     assert stopping.said() == "stopped"
     monkeypatch.setattr(sys, "argv", ["/bin/fedvlp", "sweep", "fedavg", "--data", "table:my films.csv"])
     stopping.goes_on_as_typed()
-    assert stopping.said() == "stopped; go on with: fedvlp sweep fedavg --data 'table:my films.csv'"
+    assert stopping.said() == "stopped; resume with: fedvlp sweep fedavg --data 'table:my films.csv'"
     stopping.goes_on_with("fedvlp", "simulate", "--resume", "runs/fedavg/001")
-    assert stopping.said() == "stopped; go on with: fedvlp simulate --resume runs/fedavg/001"
+    assert stopping.said() == "stopped; resume with: fedvlp simulate --resume runs/fedavg/001"
 
 
 def test_the_command_that_goes_on_names_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_the_command_that_goes_on_names_the_plugin(tmp_path: Path, monkeypatch: 
         resumed = ["fedvlp", "simulate", "--resume", "b[/x] [y]/pulled/001"]
         expected = [*resumed, "--workers", "1", "--plugin", "pulled_method.py"]
         said = stopping.said()
-        assert shlex.split(said.removeprefix("stopped; go on with: ")) == expected
+        assert shlex.split(said.removeprefix("stopped; resume with: ")) == expected
         listed = CliRunner().invoke(app, ["runs", "b[/x] [y]"], catch_exceptions=False)
         assert "runs in b[/x] [y]" in listed.output
 
@@ -167,7 +167,7 @@ def test_the_command_that_goes_on_has_every_option_that_is_read_there(
     with fresh(), pytest.raises(stopping.Stopped):
         CliRunner().invoke(app, ["simulate", "pulled", "--runs", str(tmp_path), *SMALL, *chain(*values.values())])
     resumed = ["fedvlp", "simulate", "--resume", f"{tmp_path}/pulled/001", *chain(*values.values())]
-    assert shlex.split(stopping.said().removeprefix("stopped; go on with: ")) == resumed
+    assert shlex.split(stopping.said().removeprefix("stopped; resume with: ")) == resumed
 
 
 @pytest.mark.slow(seconds=12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shlex
 import signal
@@ -73,6 +74,11 @@ def test_it_serves_this_machine_alone(served: Served) -> None:
     assert served.loopback
     assert served.names
     assert served.explorer is not None
+    with open("pairs.csv", newline="", encoding="utf-8") as lines:
+        written = {row["report"] for row in csv.DictReader(lines)}
+    shown = {served.explorer.record(index).report for index in range(24)}
+    assert shown <= written, "as written, with its capitals, where the model reads small letters"
+    assert not shown & set(served.explorer.cohort.reports)
     assert len(served.explorer.near_phrase("left effusion", 3)) == 3
 
 

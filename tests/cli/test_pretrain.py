@@ -203,7 +203,7 @@ def test_on_another_machine_the_recall_must_be_that_which_is_recorded(now: float
 MISTAKES = {
     "pretrain towers --preset fedavg": "the method of fedavg trains at sites; pre-training takes one that",
     "pretrain towers --preset centralized --check": "no weights ship under the name centralized; there are: tiny-pool",
-    "pretrain towers --resume runs/x --set rounds.rounds=2": "--resume goes on with the run's own configuration",
+    "pretrain towers --resume runs/x --set rounds.rounds=2": "--resume takes the run's own configuration",
     "pretrain towers --resume runs/x --runs elsewhere": "own configuration; leave --runs out",
     "pretrain towers --check --set data.size=60": "make others; leave --set and --data, or --check, out",
     "simulate fedavg --set model.init=nowhere": "model.init 'nowhere': model.safetensors cannot be read there (No such",
@@ -259,7 +259,7 @@ def test_stopped_it_says_the_command_that_goes_on(tmp_path: Path, monkeypatch: p
         CliRunner().invoke(app, ["pretrain", "my towers", "--runs", runs, "--check", "--accept-phi-risk"])
     run = f"{runs}/tiny-pool/001"
     again = f"fedvlp pretrain 'my towers' --resume {run} --accept-phi-risk --check"
-    assert stopping.said() == f"stopped; go on with: {again}"
+    assert stopping.said() == f"stopped; resume with: {again}"
     assert "--resume is a run of tiny-pool, not of feddra; leave --preset out" in refused(
         ["towers", "--resume", run, "--preset", "feddra"]
     )
@@ -285,7 +285,7 @@ def test_the_command_that_is_noted_has_every_setting_and_no_path(tmp_path: Path)
 def test_only_a_finished_run_of_a_method_that_pools_has_towers(tmp_path: Path) -> None:
     pretrainable(PRESETS["centralized"])
     run = RunFolder.create(tmp_path / "runs", PRESETS["tiny-pool"])
-    with pytest.raises(ValueError, match="the run has not finished; go on with --resume"):
+    with pytest.raises(ValueError, match="the run has not finished; resume it with --resume"):
         write_towers(run, tmp_path / "towers", "")
     with pytest.raises(ValueError, match="the method of fedavg trains at sites"):
         write_towers(RunFolder.create(tmp_path / "runs", PRESETS["fedavg"]), tmp_path / "towers", "")

@@ -12,7 +12,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedvlp.cli import app, main
-from fedvlp.cli.tables import markdown, plain_table, prepared_tables, progress_line, summary_tables, table_of_file
+from fedvlp.cli.panels import plain_table
+from fedvlp.cli.tables import markdown, prepared_tables, progress_line, summary_tables, table_of_file
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.deploy.named_data import NamedData
 from fedvlp.evaluation.intervals import Interval

@@ -90,7 +90,7 @@ def test_explain_draws_the_film_and_says_where_it_looked(home: Path, monkeypatch
 def test_explain_says_how_much_of_the_map_lies_within_a_mask_and_first_that_the_model_is_at_chance(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mask of the left half of the film: a map that knows nothing has half of its strongest tenth there."""
+    """A mask of the left half of the image: a map that knows nothing has half of its strongest tenth there."""
     half = np.zeros((36, 36), np.uint8)
     half[:, :18] = 255
     Image.fromarray(half).save(home / "half.png")
@@ -98,7 +98,10 @@ def test_explain_says_how_much_of_the_map_lies_within_a_mask_and_first_that_the_
     added = attribution(load_model(home / "run"), home / "images" / "000003.png", "edema").added
     strongest = added >= added.flatten().quantile(0.9)
     share = float(strongest[:, :16].sum() / strongest.sum())  # the model sees the middle 32 pixels
-    assert f"of the strongest tenth of the map {share:.0%} lies within the mask, which is 50% of the film" in output
+    assert (
+        f"of the strongest tenth of the map {100 * share:.0f} % lies within the mask, which is 50 % of the image"
+        in output
+    )
     assert "CAUTION" not in output
     for low, first in ((0.45, "CAUTION: zero-shot of this model is no better than chance"), (0.55, "cosine ")):
         lines = [",".join(COLUMNS), f"trained,site-1,Edema,20,5,0.6,{low},0.7"]
@@ -227,23 +230,23 @@ def test_a_model_whose_sites_keep_their_normalisation_is_exported_as_a_site_has_
 
 
 MISTAKES = {
-    "predict run nowhere.png": "the film cannot be used: missing image (there is no such file)",
-    "predict run images/000001.png nowhere.png": "film 2 of 2 cannot be used: missing image (there is no such file)",
+    "predict run nowhere.png": "the image cannot be used: missing image (there is no such file)",
+    "predict run images/000001.png nowhere.png": "image 2 of 2 cannot be used: missing image (there is no such file)",
     "predict run notes.txt": "unsupported image format (PNG, JPEG, TIFF and DICOM are read)",
     "predict run images": "missing image (there is no such file)",
     "predict nowhere images/000001.png": "nowhere holds no trained model; give the folder of a run that has finished",
     "predict unfinished images/000001.png": "unfinished holds no trained model",
-    "predict classifier images/000001.png": "a MultimodalClassifier compares no films with texts",
+    "predict classifier images/000001.png": "a MultimodalClassifier compares no images with texts",
     "predict run images/000001.png --classes ,": "classes is a list of at least one name",
     "predict run images/000001.png --device tpu": "--device is 'tpu'; choose cpu, cuda, auto",
     "search run --data table:pairs.csv": "search takes one query; give a phrase",
     "search run edema --image images/000001.png --data table:pairs.csv": "search takes one query",
-    "search run --image nowhere.png --data table:pairs.csv": "the film cannot be used: missing image",
+    "search run --image nowhere.png --data table:pairs.csv": "the image cannot be used: missing image",
     "search run edema --data table:nowhere.csv": "'nowhere.csv' is not there; give its table",
     "search run edema --data tabel:pairs.csv": "unknown source of --data 'tabel'; did you mean 'table'?",
     "search run edema --data table:pairs.csv --split tset": "unknown split 'tset'; expected one of train, val, test",
     "search run edema --data table:pairs.csv --top 0": "--top is 0; give how many records to show, at least 1",
-    "search classifier edema --data table:pairs.csv": "a MultimodalClassifier compares no films with texts",
+    "search classifier edema --data table:pairs.csv": "a MultimodalClassifier compares no images with texts",
     "search run edema --data synthetic --cache x": "--cache is for data sets of image files",
     "embed run --data table:pairs.csv --out x.csv": "vectors are written as FILE.npz, which numpy reads",
     "embed run --data table:pairs.csv --out nowhere/x.npz": "its folder does not exist",
@@ -253,8 +256,8 @@ MISTAKES = {
     "explain run images/000003.png edema --out map.png --square 1": "a square of 1 pixels; expected 2 to 32",
     "explain run images/000003.png edema --out map.png --by attention": "no map by 'attention'; there are: occlusion",
     "explain run images/000003.png edema --out images/../images/000003.png": "--out is the image itself, which the",
-    "explain run notes.txt edema --out map.png": "the film cannot be used: unsupported image format",
-    "explain classifier images/000003.png edema --out map.png": "compares no films with texts",
+    "explain run notes.txt edema --out map.png": "the image cannot be used: unsupported image format",
+    "explain classifier images/000003.png edema --out map.png": "compares no images with texts",
     "export run --to tim --out x": "did you mean 'timm'?; there are: timm, huggingface, onnx, open_clip, monai-bundle",
     "export run --to open_clip --out x": "it has alignment blocks (model.alignment=false has none); its",
     "export run --to timm --out x": "the image tower is fedvlp's own (tiny), which timm does not have",

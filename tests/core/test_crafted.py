@@ -67,7 +67,7 @@ def identity(state: State) -> None:
 
 
 def dead_text_tower(state: State) -> None:
-    """Only the film is of interest: the words give nothing."""
+    """Only the image is of interest: the words give nothing."""
     state["text_encoder.words.weight"].zero_()
 
 

@@ -1,6 +1,6 @@
 """Spec faults, row 18: films with a name, a number or a date in their pixels are left out and counted, or accepted.
 
-The films are the built-in cohort's under a black edge, as a detector leaves it, with words drawn into that edge.
+The films are the synthetic cohort's under a black edge, as a detector leaves it, with words drawn into that edge.
 """
 
 from __future__ import annotations
@@ -173,13 +173,13 @@ def test_without_the_extra_it_is_said_that_nobody_looked(
     source = export(tmp_path / "data", clean[:1])
     with caplog.at_level(logging.WARNING):
         assert source.prepare()[1][UNSEARCHED] == 12
-    assert "12 films not searched for burned-in text; pip install 'fedvlp[ocr]'" in caplog.text
+    assert "12 images not searched for burned-in text; pip install 'fedvlp[ocr]'" in caplog.text
     (tmp_path / "local").mkdir()
     entry = {"source": "table", "path": "pairs.csv"}
     (tmp_path / "local" / "fedvlp.json").write_text(json.dumps({"data": {"films": entry}}))
     said = {check.what: check for check in _data(tmp_path / "local")}
-    assert said["text in films of films"].ok is None
-    assert "NOT searched: pip install 'fedvlp[ocr]'" in said["text in films of films"].found
+    assert said["text in images of films"].ok is None
+    assert "NOT searched: pip install 'fedvlp[ocr]'" in said["text in images of films"].found
 
 
 def test_what_is_published_is_searched_where_that_is_asked_for() -> None:

@@ -15,10 +15,10 @@ import pytest
 from fedvlp.cli.tables import finding_lines
 from fedvlp.data import deid
 from fedvlp.data.deid import KINDS, PHIError, refuse_phi, scan, spans
+from fedvlp.data.images import decode
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
-from fedvlp.data.transforms import decode
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import override

@@ -1,4 +1,4 @@
-"""Masks lie on the pixels of their films, whatever the sizes of the files."""
+"""Masks lie on the pixels of their images, whatever the sizes of the files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_table_refuses_a_mask_of_other_proportions_than_its_film(tmp_path: Pat
     save(tmp_path / "mask2.png", np.ones((60, 60), np.uint8))
     cohort = source.build()
     assert cohort.masks is not None
-    with pytest.raises(ValueError, match="60 x 60 pixels has other proportions than its film, which has 30 x 40"):
+    with pytest.raises(ValueError, match="60 x 60 pixels has other proportions than its image, which has 30 x 40"):
         cohort.masks(np.array([2]))
 
 

@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 from support.film_files import dicom
 
+from fedvlp.data.images import decode
+from fedvlp.data.loader import eval_batch
 from fedvlp.data.preprocessing import AS_WRITTEN, CLEANED, PreparationError, Preprocessing
 from fedvlp.data.report_text import clean_phrase, clean_report
-from fedvlp.data.transforms import decode, eval_batch
 
 RNG = np.random.default_rng(0)
 FILMS = {
@@ -67,7 +68,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "nan": (np.full((20, 20), np.nan), "corrupt image"),
     "flat": (np.zeros((4, 20), dtype=np.uint8), "unsupported image shape"),
     "four channels": (np.zeros((20, 20, 4), dtype=np.uint8), "unsupported kind of array"),
-    "number": (3, "unsupported kind of film: int"),
+    "number": (3, "unsupported kind of image: int"),
 }
 
 
@@ -78,10 +79,10 @@ def test_a_film_that_cannot_be_used_is_named_by_its_number(tmp_path: Path) -> No
             path = tmp_path / "canary.xyz"
             path.write_bytes(film)
             film = path
-        with pytest.raises(PreparationError, match=f"^film 2 of 2 cannot be used: {said}") as caught:
+        with pytest.raises(PreparationError, match=f"^image 2 of 2 cannot be used: {said}") as caught:
             HOW.films([FILMS["grey"], film])
         assert "canary" not in str(caught.value)
-        with pytest.raises(PreparationError, match=r"^the film cannot be used"):
+        with pytest.raises(PreparationError, match=r"^the image cannot be used"):
             HOW.films([film])
 
 
@@ -101,7 +102,7 @@ def test_its_description_is_enough_to_do_it_again() -> None:
 
 def test_settings_are_checked() -> None:
     for settings, said in [
-        ((16, 18), "cannot crop 18 pixels from films of 16"),
+        ((16, 18), "cannot crop 18 pixels from images of 16"),
         ((16, 4), "at least 8"),
         ((16, 16, "x"), "reports are 'x'"),
     ]:

@@ -49,7 +49,7 @@ def table(tmp_path: Path) -> TableSource:
         Image.fromarray(pixels).save(folder / f"{number}.png")
         site, split = (PUBLIC, "north", "south")[index % 3], ("train", "train", "val", "test")[index // 3 % 4]
         rows.append([f"{number}.png", f"Effusion on the left, {index} cm.", site, str(number), str(number), split])
-    rows.append(["9999.png", "A film that is not there.", "north", "9999", "9999", "train"])
+    rows.append(["9999.png", "An image that is not there.", "north", "9999", "9999", "train"])
     with (folder / "pairs.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
     return TableSource(str(folder / "pairs.csv"), image_size=72, cache=str(tmp_path / "cache"))

@@ -112,7 +112,7 @@ def test_all_data_sets_are_searched_before_one_of_them_is_decoded(tmp_path: Path
 
 
 def test_a_published_collection_is_searched_before_it_is_decoded(tmp_path: Path, files: list[Path]) -> None:
-    """The report is called by its film's name; the film that cannot be read is named after it was tried."""
+    """The report is called by its film's name; the image that cannot be read is named after it was tried."""
     films = table(tmp_path / "t")
     rows = read(Path(films.path))
     for number, row in enumerate(rows):

@@ -417,7 +417,7 @@ OTHER_DATA = (
 
 
 def test_a_preset_runs_on_its_own_data_or_on_the_sites() -> None:
-    """The name of a preset says nothing of the size of what the built-in cohort draws at the site."""
+    """The name of a preset says nothing of the size of what the synthetic cohort draws at the site."""
     envelope, fedavg = Envelope(presets=("fedavg",)), presets.get("fedavg")
     envelope.admit(override(fedavg, "data.size", "1000"))
     for size in (64, 72):

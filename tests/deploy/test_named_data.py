@@ -179,7 +179,7 @@ def test_what_sites_keep_is_not_dealt() -> None:
     for setting in ["image_only=1", "text_only=1", "public=0.1"]:
         key, _, value = setting.partition("=")
         experiment = override(asked("car-mfl"), f"partition.{key}", value)
-        with pytest.raises(SiteConfigError, match=f"partition.{key} is for records that are dealt"):
+        with pytest.raises(SiteConfigError, match=f"partition.{key} is for records that are partitioned"):
             job_files(experiment, custom=False, sites=(PAIRS, FILMS))
 
 

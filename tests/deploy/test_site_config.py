@@ -84,7 +84,7 @@ def test_an_absolute_root_of_the_site_is_the_sites_choice(tmp_path: Path) -> Non
     local = configure(tmp_path / "kit", {"root": str(tmp_path / "films"), **table(cache="cache")})
     source = SiteConfig.load(local).data["pretrain"]
     assert source.path == str(tmp_path / "films" / "cxr" / "pairs.csv")
-    assert source.cache == str(tmp_path / "kit" / "cache"), "a mount of films is often read-only"
+    assert source.cache == str(tmp_path / "kit" / "cache"), "a mount of images is often read-only"
 
 
 def test_a_wrong_file_is_refused_with_the_place_and_the_remedy(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_provisioned_site_opens_no_path_that_a_job_brings(tmp_path: Path) -> N
     (tmp_path / "startup" / "fed_client.json").write_text("{}")
     with pytest.raises(SiteConfigError, match="a site opens only what its own"):
         at_site(brought, "st-anna", local)
-    assert at_site(presets.get("fedavg"), "site-1", local) == presets.get("fedavg"), "the built-in cohort has no path"
+    assert at_site(presets.get("fedavg"), "site-1", local) == presets.get("fedavg"), "the synthetic cohort has no path"
 
 
 def provisioned(kit: Path) -> Path:

@@ -38,7 +38,7 @@ def model() -> DualEncoder:
 
 @pytest.fixture
 def cornered(model: DualEncoder) -> DualEncoder:
-    """A model whose cosine with "bright corner" depends on one corner of the film alone."""
+    """A model whose cosine with "bright corner" depends on one corner of the image alone."""
     looks = Corner(model.encode_text("bright corner"))
     model.image_encoder, model.image_alignment, model.image_head = looks, nn.Identity(), nn.Identity()
     return model

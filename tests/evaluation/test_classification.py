@@ -8,7 +8,7 @@ import torch
 from support.toy import Pairs, Toy
 
 from fedvlp.core.client import Client
-from fedvlp.evaluation.classification import AUC, Classification, auc, modality_shares, predict
+from fedvlp.evaluation.classification import AUC, Classification, auc, modality_shares, predict, roc
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.objectives.bce import BCE
 
@@ -28,6 +28,17 @@ def test_by_hand() -> None:
     assert area([0.9, 0.4, 0.5, 0.1], [1, 1, 0, 0]) == pytest.approx(0.75)
     assert area([0.9, 0.5, 0.5, 0.1], [1, 1, 0, 0]) == pytest.approx(0.875)
     assert area([0.2, 0.2, 0.2], [1, 0, 0]) == pytest.approx(0.5)
+
+
+def test_the_roc_curve_by_hand_and_its_area_is_the_auc() -> None:
+    """Positives at 0.9 and 0.5, negatives at 0.5 and 0.1: the tie is a slope from (0, 1/2) to (1/2, 1)."""
+    scores, truth = torch.tensor([0.9, 0.5, 0.5, 0.1]), torch.tensor([1, 1, 0, 0])
+    assert roc(scores, truth, (0, 0.25, 0.5, 1)) == pytest.approx([0.5, 0.75, 1, 1])
+    rng = np.random.default_rng(0)
+    scores, truth = torch.from_numpy(rng.integers(0, 8, 60) / 8), torch.from_numpy(rng.integers(0, 2, 60))
+    rates = np.linspace(0, 1, 100_001)
+    found = np.trapezoid(roc(scores, truth, rates.tolist()), rates)
+    assert found == pytest.approx(area(scores.tolist(), truth.double().tolist()), abs=1e-4)
 
 
 def test_agrees_with_the_rank_sum_and_inversion_gives_the_complement() -> None:

@@ -340,7 +340,12 @@ def test_files(tmp_path: Path) -> None:
     labels = one_hot(np.arange(60) % 3, 3)
     one, other = (linear_probe(EXACT, model(s), cohort(labels, NAMES, _thirds(60), shaded(labels))) for s in (0, 1))
     files = write_probe(one, compare(one, {"b": other}, 20), tmp_path / "probe")
-    assert [file.name for file in files] == ["probe.csv", "probe-sites.csv", "probe-against.csv"]
+    assert [file.name for file in files] == [
+        "probe.csv",
+        "probe-reliability.csv",
+        "probe-sites.csv",
+        "probe-against.csv",
+    ]
     (row,) = csv.DictReader(files[0].open())
     assert (row["train_on"], row["train_records"], row["test_records"], row["test_patients"]) == (
         "100 %",
@@ -350,8 +355,12 @@ def test_files(tmp_path: Path) -> None:
     )
     assert float(row["accuracy"]) == one.results[0].accuracy.value
     assert float(row["majority_accuracy"]) == pytest.approx(100 * 6 / 20), "0 leads 7 to 7 and 6 in training"
-    assert [line["site"] for line in csv.DictReader(files[1].open())] == ["site-1", "site-2"]
-    assert {line["label"] for line in csv.DictReader(files[2].open())} == set(NAMES)
+    assert [line["site"] for line in csv.DictReader(files[2].open())] == ["site-1", "site-2"]
+    assert {line["label"] for line in csv.DictReader(files[3].open())} == set(NAMES)
+    bins = list(csv.DictReader(files[1].open()))
+    assert sum(float(line["records"]) for line in bins) == 20
+    errors = [float(line["records"]) * abs(float(line["stated"]) - float(line["happened"])) for line in bins]
+    assert sum(errors) / 20 == pytest.approx(one.results[0].calibration)
 
 
 # Settings

@@ -44,7 +44,7 @@ def measured(model: Toy, silent: tuple[str, ...]) -> float:
 
 def test_pairs_cannot_be_measured_without_reports_although_the_records_have_labels() -> None:
     """It ended in a TypeError, of which the site's log says nothing that helps."""
-    with pytest.raises(UnmeasuredError, match="records lack a film or a report"):
+    with pytest.raises(UnmeasuredError, match="records lack an image or a report"):
         measured(Toy(), silent=("val",))
     assert 0 <= measured(Toy(), silent=()) <= 100
 

@@ -134,7 +134,7 @@ def test_the_tower_is_frozen_in_eval_mode() -> None:
 
 
 def test_a_mask_is_cropped_like_its_film() -> None:
-    """20 pixels of a film that is its own mask, for a model of 16: rows and columns 2 to 17."""
+    """20 pixels of an image that is its own mask, for a model of 16: rows and columns 2 to 17."""
     image = torch.zeros(1, 20, 20, dtype=torch.uint8)
     image[0, 2, 17] = image[0, 10, 5] = 255
     seen, masks = Films(image, image > 0).batch(torch.tensor([0]), 16)

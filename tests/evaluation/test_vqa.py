@@ -246,7 +246,7 @@ def test_an_image_tower_that_sees_nothing_learns_to_see() -> None:
 
 def test_data_without_questions_are_refused() -> None:
     asked: list[Any] = [()] * 240
-    with pytest.raises(ValueError, match="vqa: the data have no questions; expected those of the built-in cohort"):
+    with pytest.raises(ValueError, match="vqa: the data have no questions; expected those of the synthetic cohort"):
         vqa(QUICK, model(), replace(data(asked), questions=None))
     with pytest.raises(ValueError, match="train 0, val 0, test 0 labelled images"):
         vqa(QUICK, model(), data(asked))

@@ -28,7 +28,7 @@ def test_rows_9_23_and_35_aborted_a_site_killed_its_server_killed_it_ends_with_t
 ) -> None:
     """Somebody aborts the job, and submits it again by hand. Then a site is killed, and ``jobs keep`` called.
 
-    FLARE does not take the restarted site into the running job again, so the round goes on without it; ``jobs keep``
+    FLARE does not take the restarted site into the running job again, so the round continues without it; ``jobs keep``
     takes it back by a new job, and goes on with another one after the server was killed.
     """
     chosen = experiment(rounds=5)
@@ -63,7 +63,7 @@ def test_rows_9_23_and_35_aborted_a_site_killed_its_server_killed_it_ends_with_t
         until(lambda: keeper.poll() is not None, "it ends", 700)
     said = log.read_text()
     assert keeper.returncode == 0, said
-    assert "goes on without site-2, which came back" in said
+    assert "continues without site-2, which came back" in said
     assert "the server died under it" in said
     assert said.rstrip().endswith("the results are complete")
     last = said.split("submitted again as ")[-1].split()[0]

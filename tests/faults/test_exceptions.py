@@ -285,7 +285,7 @@ FAULTS: dict[str, Callable[[Path], None]] = {
     "the table is a folder": lambda kit: configure(kit, path="."),
     "the table is gone": lambda kit: configure(kit, path="ZYXFERREIRA.csv"),
     "the table is no table": lambda kit: own_table(kit, WORDS.encode() * 3),
-    "a table without a film": lambda kit: own_table(kit, f"image,report\n{FILE},{WORDS}\n".encode()),
+    "a table without an image": lambda kit: own_table(kit, f"image,report\n{FILE},{WORDS}\n".encode()),
     "a table with a zero byte": lambda kit: own_table(kit, f"image,report\n\0{FILE},\0{WORDS}\n".encode()),
     "labels in words": lambda kit: configure(kit, label_columns="report"),
     "a setting of another type": lambda kit: configure(kit, cache=["/srv/ZYXFERREIRA"]),

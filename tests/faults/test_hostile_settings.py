@@ -86,7 +86,7 @@ def _is_below(path: Path, folder: Path) -> bool:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder beside the kit with a table, a tower and a film, as another hospital's data could lie there."""
+    """A folder beside the kit with a table, a tower and an image, as another hospital's data could lie there."""
     folder = tmp_path / OUTSIDE
     folder.mkdir()
     for name, text in PASSWD.items():

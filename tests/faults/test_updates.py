@@ -131,7 +131,7 @@ def claims(samples: int, rounds: tuple[int, ...] = (1,)) -> Callable[[World], An
 
 @pytest.mark.parametrize(("samples", "factor"), [(25, 2.0), (5, 2.0), (10_000_000, 2.0), (13, 1.0)])
 def test_row_7_a_count_is_pinned_by_the_first_reply(samples: int, factor: float, without_b: Server) -> None:
-    """b enrolled with 12: more than twice or fewer than half of that is refused, and the round goes on without it."""
+    """b enrolled with 12: more than twice or fewer than half of that is refused, and the round continues without it."""
     one = world(samples_factor=factor)
     seen = one.run(claims(samples)(one))
     assert [list(record["dropped"]) for record in seen.history] == [[], ["b"], []]

@@ -171,6 +171,12 @@ def test_a_row_that_did_not_change_has_scale_0() -> None:
     assert decode(came, BASE, BF16)["w"].tolist() == [[0.0] * 3, [0.5] * 3]
 
 
+def test_no_scale_is_negative_zero() -> None:
+    """Either would do, and every processor must send the same bits."""
+    for row in ([0.0, 0.0], [-0.0, 0.0]):
+        assert quantise(torch.tensor([row]), torch.zeros(1, 2))[1].signbit().tolist() == [False]
+
+
 def test_a_tensor_of_the_sites_own_may_be_called_scale() -> None:
     """Only what belongs to a tensor that is coded is taken for scales."""
     own = {"own:scale": torch.randn(3), "b:scale": torch.randn(2)}

@@ -197,7 +197,7 @@ def test_a_task_that_is_no_message_of_fedvlp_is_an_error_reply(fl_ctx: FLContext
 def test_a_site_is_built_once_a_run_and_anew_for_the_next(
     data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another run must not go on with the memory of the first: its folder is another."""
+    """Another run must not resume it with the memory of the first: its folder is another."""
     built: list[Path | None] = []
     make = task_handler.Assembly
 

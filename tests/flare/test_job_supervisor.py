@@ -115,7 +115,7 @@ def test_a_site_that_came_back_is_taken_in_by_a_new_submission(
     verdict, said = kept(monkeypatch, server)
     assert verdict.complete
     assert server.asked == ["abort j", "clone j"]
-    assert said == ["job j goes on without site-2, which came back\nsubmitted again as j+"]
+    assert said == ["job j continues without site-2, which came back\nsubmitted again as j+"]
 
 
 def test_a_job_that_ends_is_left_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_a_job_that_runs_without_a_site_is_not_given_up(monkeypatch: pytest.Monk
     verdict, said = kept(monkeypatch, server, attempts=0)
     assert (verdict.complete, server.asked) == (True, [])
     left = "it is left to run, as --attempts allows no more"
-    assert said == [f"job j goes on without site-2, which came back; {left}"]
+    assert said == [f"job j continues without site-2, which came back; {left}"]
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_an_error_that_does_not_pass_is_said_in_the_last_line(
     server.get_job_meta = refused
     with pytest.raises(GaveUpError) as caught:
         kept(monkeypatch, server)
-    line = f"gave up following job j+: {why}; to go on: fedvlp jobs keep j+ --kit kit"
+    line = f"gave up following job j+: {why}; to resume: fedvlp jobs keep j+ --kit kit"
     assert str(caught.value) == line
 
     def gives_up(*_: Any, **__: Any) -> Verdict:

@@ -76,6 +76,13 @@ def test_pieces_are_views_of_what_is_sent() -> None:
     assert next(iter(pieces.values())).data_ptr() == source.data_ptr()
 
 
+def test_small_tensors_travel_together_up_to_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever FLARE would put into one answer, here 100 bytes: asking for each costs more than it weighs."""
+    monkeypatch.setattr(tensor_stream, "PIECE", 4096)
+    source = PieceDecomposer().to_downloadable({str(number): torch.zeros(4) for number in range(20)}, 100, {})
+    assert len(source.produce({}, "receiver")[1]) == 20
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_pieces_are_put_in_order_by_their_number_however_they_come(seed: int) -> None:
     """123 pieces of one tensor among 12 of another; names of tensors may hold digits, dots and one another."""

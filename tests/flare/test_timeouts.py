@@ -74,7 +74,7 @@ def test_they_reach_server_sites_controller_and_children() -> None:
         assert side[f"tensor_{ConfigVarName.STREAMING_PER_REQUEST_TIMEOUT}"] == t.tensor_streaming_per_request_timeout
         assert side[f"tensor_{ConfigVarName.MIN_DOWNLOAD_TIMEOUT}"] == t.tensor_min_download_timeout
         assert side[SETTING] == t.piece
-        assert side[f"tensor_{ConfigVarName.DOWNLOAD_CHUNK_SIZE}"] == min(2 << 20, t.piece)
+        assert side[f"tensor_{ConfigVarName.DOWNLOAD_CHUNK_SIZE}"] == t.piece
     assert client[ConfigVarName.GET_TASK_TIMEOUT] == t.get_task_timeout
     assert client[ConfigVarName.SUBMIT_TASK_RESULT_TIMEOUT] == t.submit_task_result_timeout
     controller, child = server["workflows"][0]["args"], client["executors"][0]["executor"]

@@ -374,7 +374,7 @@ def test_a_hospital_that_lets_no_metric_leave_changes_no_weight(method: RobustWe
 
 
 def test_an_update_without_the_loss_is_refused_in_words() -> None:
-    """As when a filter took it out: the run does not go on with weights that never move."""
+    """As when a filter took it out: the run does not resume it with weights that never move."""
     world = World(FedDRA(**TOY, align_steps=1), rounds=Rounds(rounds=1, evaluate_every=0))
     exchange = SequentialExchange(world.site)
 

@@ -17,7 +17,7 @@ SIZES = {"embedding_dim": 16, "image_size": 16, "max_tokens": 8, "vocabulary": 6
 
 
 class Numbered:
-    """In the place of data/preprocessing.py: a film is a number, and seeds its pixels; phrases are lower-cased."""
+    """In the place of data/preprocessing.py: an image is a number, and seeds its pixels; phrases are lower-cased."""
 
     def films(self, films: Sequence[Any]) -> Tensor:
         drawn = [torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(film)) for film in films]
@@ -105,19 +105,19 @@ def test_a_classifier_compares_no_films_with_texts() -> None:
     model = MultimodalConfig(**SIZES, labels=("a",)).build(0)
     model.prepare = Numbered()
     assert model.encode_image([1]).shape == (1, 16)
-    with pytest.raises(ValueError, match="MultimodalClassifier compares no films with texts"):
+    with pytest.raises(ValueError, match="MultimodalClassifier compares no images with texts"):
         model.zero_shot(1, ["a"])
 
 
 @pytest.mark.parametrize("films", [torch.zeros(1, 1, 8, 8), torch.zeros(16, 16), torch.zeros(1, 16, 16).byte()])
 def test_a_tensor_must_be_prepared(films: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"expected films that preprocess has prepared, float32 \[N, 1, 16, 16\]"):
+    with pytest.raises(ValueError, match=r"expected images that preprocess has prepared, float32 \[N, 1, 16, 16\]"):
         ready().encode_image(films)
 
 
 def test_without_a_preparation_nothing_is_guessed(tmp_path: Path) -> None:
     model = ModelConfig(**SIZES).build(0)
-    with pytest.raises(ValueError, match="folder does not say how films are prepared"):
+    with pytest.raises(ValueError, match="folder does not say how images are prepared"):
         model.encode_image(tmp_path / "film.png")
     with pytest.raises(ValueError, match="expected a text or a list of texts"):
         model.encode_text([1])  # type: ignore[list-item]

@@ -130,7 +130,7 @@ class Odd(nn.Module):
 def test_a_tower_without_a_square_grid_is_refused() -> None:
     encoder = model()
     encoder.image_encoder = Odd()  # type: ignore[assignment]
-    with pytest.raises(ValueError, match="6 patches of films of 16 pixels"):
+    with pytest.raises(ValueError, match="6 patches of images of 16 pixels"):
         MAE.build(encoder, 0)
 
 
@@ -156,5 +156,5 @@ def test_of_colour_every_channel_is_restored() -> None:
         error.backward()
         errors[name] = error.item()
     assert errors["grey"] == errors["repeated"] != errors["colour"]
-    with pytest.raises(ValueError, match=r"films of 3 channels, and a decoder that restores 1; set model.in_channels"):
+    with pytest.raises(ValueError, match=r"images of 3 channels, and a decoder that restores 1; set model.in_channels"):
         masked_error(torch.zeros(4, 4, 64), colour, torch.ones(4, 4, dtype=torch.bool))

@@ -131,7 +131,7 @@ def drawn(folder: RunFolder, films: bool = False) -> int:
 
 
 def test_patients_of_a_public_set_are_in_no_page_that_nobody_asked_for(run: RunFolder, tmp_path: Path) -> None:
-    """The public set of a table is that hospital's patients; the built-in cohort's is nobody."""
+    """The public set of a table is that hospital's patients; the synthetic cohort's is nobody."""
     assert drawn(run) == 4, "two rounds at two sites"
     experiment = run.experiment()
     write(experiment.data, tmp_path / "data")

@@ -70,7 +70,7 @@ def test_records_and_labels_by_site(page: Page) -> None:
     ]  # fmt: skip
     assert page.tables["Images by site and view"] == [
         ["site", "images", "AP", "PA", "not known"], ["a", "1", "1", "0", "0"], ["b", "6", "3", "2", "1"],
-    ], "a record without a film is not counted"  # fmt: skip
+    ], "a record without an image is not counted"  # fmt: skip
     assert page.tables["Labels"][1] == ["Edema", "3", "4", "0", "1", "0 (0.0 %)", "3 (50.0 %)"]
     drawn = page.tables["Positive records (%), with 95 % intervals"]
     assert drawn[1] == ["Edema", "0", "0", "65.76", "50", "18.76", "81.24"]
@@ -119,7 +119,7 @@ def test_words_and_grey_levels_by_site(page: Page) -> None:
 
 
 def test_how_files_store_films_by_site(tmp_path: Path) -> None:
-    """And a sentence where sites differ; a record without a film is not counted."""
+    """And a sentence where sites differ; a record without an image is not counted."""
     png, dicom = "PNG, 8 bits, grey", "DICOM, 12 bits, MONOCHROME1"
     unlike = replace(cohort(), stored=(png,) * 4 + (dicom,) * 4)
     page = Page(write(unlike, {}, {}, {}, tmp_path / "data.html"))

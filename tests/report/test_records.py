@@ -1,7 +1,8 @@
-"""Films in a report: the built-in cohort's unasked, patients' only on a page of their own that was asked for."""
+"""Films in a report: the synthetic cohort's unasked, patients' only on a page of their own that was asked for."""
 
 from __future__ import annotations
 
+import csv
 import re
 import shutil
 from dataclasses import replace
@@ -16,11 +17,13 @@ from fedvlp.cli import app
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
+from fedvlp.evaluation.linear_probe import LinearProbe
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, Local
 from fedvlp.report.records import OWNERS_EYES
 from fedvlp.run import experiment as experiments
 from fedvlp.run.compare import FinishedRun
+from fedvlp.run.evaluate import Choices, linear_probe
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 
@@ -94,6 +97,40 @@ def test_words_of_findings_are_marked_and_no_others(page: Page) -> None:
     assert not marked & {"no", "the", "lung", "heart", "left", "right"}
 
 
+def test_a_saliency_map_of_each_site_says_its_share_of_the_lungs(page: Page) -> None:
+    said = re.findall(
+        r"<p>(site-\d), ([^<:]+): cosine[^<]*lungs: of the strongest tenth of the map \d+ % lies", page.source
+    )
+    assert [site for site, _ in said] == ["site-1", "site-2"]
+    assert all(finding in COHORT.build().label_names for _, finding in said)
+
+
+def test_what_a_probe_measured_is_shown_until_the_model_changes(folder: RunFolder, tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(folder.path, tmp_path / "run"))
+    assert "Linear probe" not in reported(run).text
+    linear_probe(run, Choices(steps=2, probe=LinearProbe(fractions=(0.1, 1.0))))
+    page = reported(run)
+    with open(run.path / "evaluation" / "linear-probe.csv", newline="", encoding="utf-8") as lines:
+        measured = [f"{float(line['calibration_error']):.3f}" for line in csv.DictReader(lines)]
+    assert [row[-1] for row in page.tables["Linear probe and calibration"][1:]] == measured
+    drawn = page.tables["Calibration, trained on 100 %"]
+    assert "Edema, share present" in drawn[0]
+    noted = run.path / "evaluation" / "measured.json"
+    noted.write_text(re.sub('"linear-probe([^"]*)": "[^"]*"', r'"linear-probe\1": "of another"', noted.read_text()))
+    assert "Linear probe" not in reported(run).text
+
+
+def test_subgroups_of_an_evaluation_are_one_table(folder: RunFolder, tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(folder.path, tmp_path / "run"))
+    head = "train_on,by,subgroup,test_records,test_patients,accuracy,accuracy_low,accuracy_high,macro_auc,macro_auc_low"
+    line = "100 %,sex,F,30,20,70,60,80,,,"
+    (run.path / "evaluation" / "linear-probe-subgroups.csv").write_text(f"{head},macro_auc_high\n{line}\n")
+    (row,) = reported(run).tables["Subgroups"][1:]
+    absent = "\N{EN DASH}"
+    auc = f"{absent} [{absent}, {absent}]"
+    assert row == ["sex: F", "linear probe, 100 %", "30", auc, "70.0 [60.0, 80.0]"]
+
+
 def test_the_map_has_a_cloud_for_every_site(page: Page) -> None:
     for what in ("Images", "Reports"):
         table = page.tables[f"{what} of the test split by site (PCA)"]
@@ -108,7 +145,7 @@ def test_models_of_their_own_have_no_common_map(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def patients(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run on a table of films with reports."""
+    """A run on a table of images with reports."""
     root = tmp_path_factory.mktemp("patients")
     write(COHORT, root / "data")
     table = TableSource(str(root / "data" / "pairs.csv"), image_size=36, burned_in="header")

@@ -253,7 +253,7 @@ def test_classifiers_and_sites_own_models_are_attacked_too(kind: str, tmp_path: 
 
 @pytest.mark.slow(seconds=60)
 def test_representations_are_attacked_where_no_weights_travel(tmp_path: Path) -> None:
-    """At the sites with films and reports, of their models before and after training; no other attack on updates."""
+    """At the sites with images and reports, of their models before and after training; no other attack on updates."""
     preset: Any = presets.get("creamfl")
     small = replace(
         preset, data=replace(preset.data, size=600), method=replace(preset.method, local_steps=1),

@@ -48,7 +48,7 @@ def _few() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def runs(_few: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
-    """A federation and the sites alone, on films and reports in files with labels."""
+    """A federation and the sites alone, on images and reports in files with labels."""
     root = tmp_path_factory.mktemp("own")
     write(SyntheticCohort(sites=2, size=120, image_size=36), root)
     source = TableSource(

@@ -44,7 +44,7 @@ def test_a_preset_of_real_films_on_drawn_ones_says_so() -> None:
         preset = batches_of(2, presets.get(name))
         shown = [f"{name}: {preset.method.discloses()}"] if preset.method.discloses() else []
         (said,) = (one for one in cautions(preset, COHORT) if one not in shown)
-        assert said.startswith(f"{name} is for real films and reports")
+        assert said.startswith(f"{name} is for real images and reports")
         assert said.endswith("give --data")
         assert cautions(replace(preset, data=TableSource("pairs.csv")), COHORT) == shown
 

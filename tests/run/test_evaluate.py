@@ -1,4 +1,4 @@
-"""Downstream evaluations by command: of a run on its own records, and of a model folder on a table of films."""
+"""Downstream evaluations by command: of a run on its own records, and of a model folder on a table of images."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ class WithoutFilms:
 
 
 def test_zero_shot_is_of_films_and_of_no_record_without_one(tmp_path: Path) -> None:
-    """A record without a film was served as a black one, and judged."""
+    """A record without an image was served as a black one, and judged."""
     data = WithoutFilms(SyntheticCohort(sites=2, size=80, image_size=32))
     run = small_run(tmp_path, replace(MODEL, image_size=32), data=data)
     cohort = data.build()

@@ -138,7 +138,7 @@ def test_a_classifier_has_areas_and_is_used_as_one(
     history = ends(*({"test/auc/macro": a, "val/auc/macro": a + 0.125} for a in (0.5, 0.75)), key=key)
     folder = finished(tmp_path / "runs", method, history, model=CLASSIFIER)
     card = card_of(folder)
-    assert card.startswith("# small: a classifier of films and reports trained with fedvlp\n")
+    assert card.startswith("# small: a classifier of images and reports trained with fedvlp\n")
     assert f"Area under the ROC curve, {whose}, mean over findings (macro), 0 to 1; chance is 0.5:" in card
     assert "| model | test | val |\n|---|---|---|\n| initial | 0.500 | 0.625 |\n| trained | 0.750 | 0.875 |" in card
     assert "It gives a logit for each of: Edema, Pneumonia." in card

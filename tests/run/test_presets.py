@@ -170,7 +170,7 @@ def test_the_methods_with_personalised_models_are_compared_on_equal_terms() -> N
 
 
 def test_the_pms_fm_preset_is_the_papers() -> None:
-    """Spec 7.4 and 16: 100 rounds, batch 48, AdamW 2e-5, weight decay 1e-4, 77 tokens, lambda 0.65, threshold 0.4."""
+    """Spec 7.4: 100 rounds, batch 48, AdamW 2e-5, weight decay 1e-4, 77 tokens, lambda 0.65, threshold 0.4."""
     paper = get("pms-fm-paper")
     method, training, model, extra = paper.method, paper.training, paper.model, paper.extra
     assert isinstance(method, PMSFM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import signal
@@ -18,9 +19,9 @@ from typer.testing import CliRunner
 from fedvlp.cli import app
 from fedvlp.evaluation import metric_names as names
 from fedvlp.run import presets
-from fedvlp.run.cell_results import CellResults, Origin, Table
+from fedvlp.run.cells import OTHER_CODE
 from fedvlp.run.config import override
-from fedvlp.run.sweep import as_rows, grid_of, name_for_folder, seeded, shown, swept, variants, write
+from fedvlp.run.sweep import Table, as_rows, grid_of, name_for_folder, seeded, shown, swept, variants, write
 
 AVERAGE = names.over_sites(names.recall("test", 1), names.AVERAGE)
 TINY = {
@@ -117,7 +118,7 @@ def test_ctrl_c_ends_it_in_one_sentence(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     (line,) = errors.splitlines()
-    assert line.startswith("fedvlp: stopped; go on with: fedvlp sweep fedavg local")
+    assert line.startswith("fedvlp: stopped; resume with: fedvlp sweep fedavg local")
     until(lambda: not processes(str(tmp_path)), "every process of it has ended", 60)
 
 
@@ -170,7 +171,7 @@ def test_areas_are_shown_in_percent_and_validation_where_nothing_was_tested() ->
 
 
 def test_cells_of_other_code_are_told(tmp_path: Path) -> None:
-    """A file of results that another fedvlp wrote is taken, and the table and its file say so."""
+    """A finished run that another fedvlp began is taken, and the table and its file say so."""
     one = presets.get("fedavg")
     for key, value in TINY.items():
         one = override(one, key, value)
@@ -178,16 +179,15 @@ def test_cells_of_other_code_are_told(tmp_path: Path) -> None:
     def table() -> Table:
         return swept({"fedavg": override(one, "data.sites", "2")}, [0], tmp_path, 1, lambda *said: None)
 
-    assert table().origins == {}
-    filed = CellResults(tmp_path / "results", "cells")
-    filed.cells["fedavg", 0]["code"] = "0123456789abcdef"
-    filed.write()
+    assert table().before == {}
+    assert table().origin() == "1 cells; 1 of them had finished before."
+    (file,) = tmp_path.rglob("environment.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"code": "0123456789abcdef"}))
     again = table()
-    assert again.origins == {("fedavg", 0): Origin(filed.cells["fedavg", 0]["processor"], this_code=False)}
+    assert again.before == {("fedavg", 0): OTHER_CODE}
     page, _ = write(again, tmp_path)
     last = page.read_text().splitlines()[-1]
-    assert last.startswith("1 cells; 1 of them taken from files of results")
-    assert last.endswith("; 1 were run by a fedvlp with other code.")
+    assert last == "1 cells; 1 of them had finished before; 1 were run by a fedvlp with other code."
 
 
 @pytest.mark.slow
@@ -198,8 +198,8 @@ def test_by_command_and_again(tmp_path: Path) -> None:
     nothing = CliRunner().invoke(app, [*command, "--jobs", "0"])
     assert "no cell has finished" in str(nothing.exception)
     first, again = (CliRunner().invoke(app, [*command, "--jobs", "1"], catch_exceptions=False) for _ in range(2))
-    assert first.output.count(": done") == again.output.count(": in the results") == 4
+    assert first.output.count(": done") == again.output.count(": there already") == 4
     assert first.output.partition("mean (deviation)")[2] == again.output.partition("mean (deviation)")[2] != ""
-    assert "4 of them taken from files of results" in again.output
+    assert "4 of them had finished before" in again.output
     assert (tmp_path / "sweep.md").read_text().partition("\n\n")[0].count("\n") == 3
     assert len((tmp_path / "cells.csv").read_text().splitlines()) == 5

@@ -128,7 +128,7 @@ def test_a_folder_that_does_not_say_how_films_are_prepared_is_refused(
     (tmp_path / "model.safetensors").write_bytes(run.model.read_bytes())
     without = {key: value for key, value in said.items() if key not in ("preprocessing", "prompts")}
     (tmp_path / "config.json").write_text(json.dumps(without))
-    with pytest.raises(ValueError, match="does not say how films are prepared"):
+    with pytest.raises(ValueError, match="does not say how images are prepared"):
         load_model(tmp_path).encode_image(table.parent / "h.dcm")
 
 
@@ -143,7 +143,7 @@ def test_a_model_of_another_decoding_says_so_when_it_is_loaded(
     (tmp_path / "config.json").write_text(json.dumps(said))
     load_model(tmp_path)
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("this model's films were decoded by 'radiograph-5', and")
+    assert caplog.messages[0].startswith("this model's images were decoded by 'radiograph-5', and")
 
 
 def test_a_damaged_model_is_refused(run: RunFolder, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_drawn_cohorts_run_in_the_engine(tmp_path: Path) -> None:
     assert (model.encode_image(films) * image[:5]).sum(dim=1).min() > 0.9
     assert (model.encode_text(cohort.reports[:5]) - text[:5]).abs().max() <= 1e-5
     card = (folder.model.parent / "README.md").read_text()
-    assert "no patient's film or report is among them" in card
+    assert "no patient's image or report is among them" in card
     counts = [len(cohort.rows("train", site)) for site in ("site-1", "site-2")]
     assert "Recall on the sites' test records, among all of a site, mean of both directions, percent:" in card
     assert re.search(r"^\| trained \| \d+\.\d \| \d+\.\d \| \d+\.\d \| \d+\.\d \|$", card, re.MULTILINE)

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 from support.presets import SMALL
 from support.report_pages import page_of
@@ -111,6 +112,12 @@ def test_the_report_shows_them(folder: RunFolder, measured: list[Area]) -> None:
     assert row[2].endswith(shown)
     drawn = page.tables["Zero-shot AUC of the trained model; dashed line: chance 0.5"]
     assert [row[0] for row in drawn[1:]] == list(FINDINGS)
+    curve = page.tables["ROC, Edema"]
+    (column,) = [index for index, name in enumerate(curve[0]) if name == "site-2, sensitivity"]
+    shown = [float(row[column]) for row in curve[1:]]
+    assert shown == pytest.approx(one.sensitivities, abs=1e-3)
+    assert shown == sorted(shown)
+    assert np.trapezoid(one.sensitivities, areas.RATES) == pytest.approx(one.area.value, abs=0.03)
 
 
 def test_what_was_measured_stays_and_a_damaged_file_is_named(tmp_path: Path, folder: RunFolder) -> None:

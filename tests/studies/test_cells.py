@@ -23,14 +23,14 @@ from fedvlp.data.synthetic.files import write
 from fedvlp.methods import FedAvg, Local
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import save_initial
-from fedvlp.run import cell_results as results
 from fedvlp.run import cells, plugins, presets
-from fedvlp.run.cell_results import CellResults, Table, flattened, nested, origin
-from fedvlp.run.cells import DONE, FILED, HERE, finished, measured
+from fedvlp.run.cells import DONE, FILED, HERE, finished
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.site_sources import SiteSources
+from studies.claims import cell_results as results
 from studies.claims import ledger
+from studies.claims.cell_results import CellResults, Table, flattened, measured, nested, origin
 from studies.claims.command import app
 from studies.claims.page import INVALID, MISSING, as_page, judge
 from studies.claims.scenario import HOLDS, Claim, Precondition, Scenario, ahead, cells_of, methods_of
@@ -131,9 +131,8 @@ def test_a_result_of_another_device_is_of_the_same_experiment(filed: tuple[Path,
     assert {cell: experiment.training.device for cell, experiment in asked.items()} == dict.fromkeys(asked, "cuda")
     table = CellResults(folder / "results", "tiny")
     table.cells["local", 0]["gpu"] = "A GPU"
-    found = table.load(("local", 0), asked["local", 0], one.figures)
-    assert found is not None
-    assert found[1].processor == f"{table.cells['local', 0]['processor']}, A GPU"
+    assert table.load(("local", 0), asked["local", 0], one.figures)
+    assert table.origins["local", 0].processor == f"{table.cells['local', 0]['processor']}, A GPU"
     other = replace(asked["local", 0], training=replace(asked["local", 0].training, lr=1.0))
     assert table.load(("local", 0), other, one.figures) is None
     trained_apart = replace(experiments["fedavg"], server_training=experiments["fedavg"].training)
@@ -407,7 +406,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         devices.update(one.training.device for one in wanted.values())
         return by_hand(12.0)
 
-    monkeypatch.setattr(cells, "measured", taken)
+    monkeypatch.setattr(results, "measured", taken)
     done = CliRunner().invoke(
         app,
         ["--seeds", "0-2", "--runs", str(tmp_path / "new"), "--device", "auto"],

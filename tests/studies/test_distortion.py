@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fedvlp.evaluation.distortion import Entry, write_table
-from fedvlp.run.cell_results import Table
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
+from studies.claims.cell_results import Table
 from studies.claims.distortion import BEFORE, OWN, PLAIN, change, change_at, change_elsewhere, of_run, of_table
 from studies.claims.ledger import SCENARIOS
 from studies.claims.page import judge

@@ -19,7 +19,8 @@ from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.terms import terms
-from studies.claims import ledger
+from studies.claims import ledger, results_page
+from studies.claims.cell_results import Table
 from studies.claims.ledger import (
     ALIGN,
     DRAWN_PASS,
@@ -34,6 +35,7 @@ from studies.claims.ledger import (
     ladder,
     unlike_sites,
 )
+from studies.claims.page import INVALID, judge
 
 EVERY = list(SCENARIOS.values())
 Ladder = Callable[[int], Mapping[str, Experiment]]
@@ -94,6 +96,25 @@ def test_alignment_methods_have_equal_encoder_steps_weights_and_training(cohort:
         assert (one.model.head_norm, one.norm_statistics) == norm
 
 
+def test_named_baselines_have_equal_encoder_steps_and_their_own_losses() -> None:
+    """Pooled training sees all sites' records a step; FedLDAWA has MGCA's loss alone, as in FedDRA's paper."""
+    table: dict[str, Any] = dict(ledger.named_baselines(0))
+    pooled = table.pop("centralized")
+    assert {terms(one).axes[0] for one in table.values()} == {terms(pooled).axes[0]}
+    assert {replace(one.training, batch_size=48) for one in table.values()} == {pooled.training}
+    assert {one.method.weighting for one in table.values()} == {"uniform"}
+    assert (
+        len(
+            {
+                repr(table[name].objective)
+                for name in ("fedu", "fedx", "fedmae", "fedavg", "feddra-gloria", "fedldawa-mgca")
+            }
+        )
+        == 6
+    )
+    assert (table["fedrgb"].method.rho, table["fedrgb-rho-1"].method.rho, "fedldawa" in table) == (0.1, 1.0, False)
+
+
 def test_the_ablation_changes_one_thing_at_a_time() -> None:
     table: dict[str, Any] = dict(alignment("label-skew", 0))
     whole = table["feddra"].method
@@ -103,7 +124,7 @@ def test_the_ablation_changes_one_thing_at_a_time() -> None:
 
 
 class Bright(nn.Module):
-    """As sure of a finding as the film is bright in the finding's rows; without the film it knows nothing."""
+    """As sure of a finding as the image is bright in the finding's rows; without the film it knows nothing."""
 
     def forward(self, batch: Batch) -> VLOutput:
         if "image" not in batch:
@@ -185,3 +206,18 @@ def test_on_drawn_vectors_nothing_is_known_before_training_and_sites_have_three_
         assert one.training.cache_features is False, "the words' embeddings are learned"
     table: dict[str, Any] = dict(drawn_ladder(100))
     assert {one.method.local_epochs for one in table.values() if not one.method.local_steps} == {3}
+
+
+def test_a_claim_without_a_verdict_is_listed_with_the_reason_unless_another_scenario_judges_it() -> None:
+    """CreamFL's ladder stands in two scenarios: one that ranks it is enough."""
+    cells = {
+        (name, seed): dict.fromkeys(SCENARIOS["representations"].shown, 50.0) for name in ladder(0) for seed in (0, 1)
+    }
+    run = judge(SCENARIOS["representations"], Table(cells), PAPERS)
+    ranked = replace(run, outcomes=tuple(replace(one, verdict="holds") for one in run.outcomes))
+    empty = judge(SCENARIOS["drawn-vectors"], Table({}), PAPERS)
+    said = results_page.unjudged([ranked, empty])
+    assert "CreamFL is ahead of FedMD (drawn-vectors) | hours" in said
+    assert "CreamFL is ahead of its ensemble alone" not in said
+    unranked = replace(empty, outcomes=tuple(replace(one, verdict=INVALID) for one in empty.outcomes))
+    assert "(drawn-vectors) | a precondition does not hold" in results_page.unjudged([unranked])

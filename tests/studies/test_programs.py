@@ -29,12 +29,12 @@ from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods.car_mfl import PARTNERS
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_results import Table
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 from fedvlp.run.terms import terms
 from studies import page
 from studies.claims import ensembles
+from studies.claims.cell_results import Table
 from studies.claims.ledger import alignment, ladder, missing
 
 pytestmark = pytest.mark.slow(seconds=1)
@@ -51,9 +51,8 @@ def test_every_benchmark_finds_what_it_imports() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_the_pages_are_of_these_results_and_programs() -> None:
-    for file, content in page.PAGES.items():
-        assert file.read_text(encoding="utf-8") == content(), "python -m studies.page writes it anew"
+def test_the_page_is_of_these_results_and_programs() -> None:
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(), "python -m studies.page writes it anew"
     assert len(page.PAGE.read_bytes()) <= 10_100
 
 
@@ -526,7 +525,7 @@ def gpu_trace(imported: Callable[[str], Any]) -> Any:
 
 
 def record(waits: bool) -> list[Any]:
-    """Two steps of a task, each with a film that comes on a stream of its own, or that the host waits for."""
+    """Two steps of a task, each with an image that comes on a stream of its own, or that the host waits for."""
     task = [Entry("mark", 0, "task site-1 joint 0")]
     stream = 0 if waits else 1
     for event in (1, 2):

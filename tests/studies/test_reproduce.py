@@ -23,10 +23,10 @@ from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.creamfl_collections import FOLDERS
 from fedvlp.evaluation import metric_names as names
 from fedvlp.report import html
-from fedvlp.run.cell_results import Table, spent
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import of_server
 from studies.claims import ledger
+from studies.claims.cell_results import Table, spent
 from studies.claims.ensembles import RSUM
 from studies.claims.scenario import HOLDS
 from studies.reproduce import inventory, measures, output, printed, run
@@ -317,7 +317,7 @@ def test_data_may_lie_elsewhere_with_settings_and_a_risk_that_is_accepted(
     """MIMIC in its two downloads beside the root: read as told, and what was accepted reaches the runs."""
     published.mimic(tmp_path / "films")
     (tmp_path / "root").mkdir()
-    (tmp_path / "films" / "files").rename(tmp_path / "files")  # that of the reports, and by a link that of the films
+    (tmp_path / "films" / "files").rename(tmp_path / "files")  # that of the reports, and by a link that of the images
     (tmp_path / "films" / "files").symlink_to(tmp_path / "files")
     given: list[Any] = []
 
@@ -373,9 +373,9 @@ TABLES = {
 SECTION_9 = {
     ("FedFed", "share", True), ("FedFed", "distil_steps", 2900), ("NTXentConfig", "temperature", 0.1),
     ("NTXentConfig", "predictor", True), ("BCEConfig", "blank", "zeros"), ("BCEConfig", "uncertain", "zeros"),
-    ("CreamFLTaskConfig", "label_spaces", "own"),
+    ("CreamFLTaskConfig", "label_spaces", "own"), ("CreamFL", "local_epochs", 1),
 }  # fmt: skip
-"""The papers' values that are not the defaults; of a distiller's step nothing is printed."""
+"""The papers' values that are not the defaults, and the passes of CAR-MFL's sites, which ``training`` has."""
 
 
 def test_no_cell_at_the_papers_size_has_a_demos_setting(papers_data: Path) -> None:
@@ -509,6 +509,7 @@ def test_a_table_runs_goes_on_and_is_estimated(ran: Ran) -> None:
         ("creamfl:3", ("reamfl-mean", "creamfl")),
         ("pms-fm:2", ("fedavg", "pms-fm")),
         ("pms-fm:3", ()),
+        ("car-mfl:1", ("Methods, CreamFL", "Methods, CAR-MFL", "Homogeneous, 8:0:2", "Homogeneous, 0:8:2")),
         ("car-mfl:2", ()),
     ],
 )
@@ -543,6 +544,7 @@ def papers_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("fedrgb:8", ()),
         ("pms-fm:1", ("MedClip, FedAvg", "MedClip, PMS-FM (Our)")),
         ("pms-fm:2", ("pms-fm",)),
+        ("car-mfl:1", ("Methods, CreamFL", "Methods, CAR-MFL", "Homogeneous, 8:0:2", "Homogeneous, 0:8:2")),
         ("car-mfl:2", ("CAR-MFL",)),
         ("car-mfl:4", ()),
         ("car-mfl:3", ()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedvlp.evaluation.intervals import over_seeds
-from fedvlp.run.cell_results import NotRunError, Table
+from studies.claims.cell_results import NotRunError, Table
 from studies.claims.scenario import (
     FAILS,
     HOLDS,

@@ -12,10 +12,10 @@ import torch
 
 from fedvlp.evaluation.zero_shot import GLOBAL, SELECTED, Result, write_results
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_results import Table
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 from studies.claims import selection
+from studies.claims.cell_results import Table
 from studies.claims.ledger import PMS_FM, unlike_sites
 from studies.claims.page import figure_rows, judge
 from studies.claims.scenario import FAILS, HOLDS, above

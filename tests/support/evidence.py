@@ -1,15 +1,9 @@
-"""Writes docs/evidence.md, the tests that show what the hospitals' pages say.
-
-PYTHONPATH=tests python -m support.evidence
+"""The tests that show what the hospitals' pages say: a page of the site (docs/hooks.py), which has them as sentences.
 
 Guards and attacks are those of docs/security.md, parties those of provisioning/PRIVACY.md, by their names there.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
-
-PAGE = Path(__file__).parents[2] / "docs" / "evidence.md"
 
 GUARDS = """
 Network:
@@ -276,10 +270,183 @@ somebody without an account, cannot:
     flare/test_smoke.py test_nobody_is_named_in_any_file_or_byte_sent
 """
 
+FAULTS = """
+Row 1:
+    faults/test_updates.py test_a_bad_update_is_dropped_and_named_and_the_run_goes_on_without_it
+        test_every_method_drops_it
+    core/test_gate.py test_the_count_of_bad_values_is_told
+Row 2:
+    faults/test_updates.py test_a_bad_update_is_dropped_and_named_and_the_run_goes_on_without_it
+    core/test_gate.py test_refused_tensors_are_named
+Row 3:
+    core/test_gate.py test_of_many_wrong_keys_three_are_listed
+    federation/test_loop.py test_a_tensor_that_this_phase_does_not_share_is_refused
+Row 4:
+    faults/test_updates.py test_a_bad_update_is_dropped_and_named_and_the_run_goes_on_without_it
+    faults/test_wire.py test_row_4_a_stale_reply_changes_nothing_then_or_later_with_any_codec
+        test_row_4_flare_hands_on_a_reply_of_another_task_and_it_is_refused
+        test_row_4_a_second_reply_in_one_phase_is_refused_whatever_it_holds test_row_4_a_second_reply_is_told_of
+    federation/test_loop.py test_a_duplicate_or_a_reply_of_a_stranger_does_not_count
+Row 5:
+    flare/test_messages.py test_the_sites_name_is_the_channels_whatever_the_reply_says
+Row 6:
+    methods/test_robust.py test_nobody_captures_the_weights test_a_claimed_loss_counts_as_the_cap_at_most
+        test_the_weights_are_logged_in_every_record
+Row 7:
+    faults/test_updates.py test_row_7_a_cap_on_samples test_row_7_a_count_is_pinned_by_the_first_reply
+        test_row_7_no_site_has_more_than_its_share
+    faults/test_wire.py test_row_7_a_count_that_is_none_is_refused_after_the_wire
+        test_row_7_0_samples_weigh_nothing_whatever_they_come_with
+    faults/test_sites.py test_rows_7_and_9_a_site_with_zero_records_is_named_left_out_and_changes_nothing
+Row 8:
+    faults/test_updates.py test_row_8_nobody_has_samples_the_model_stays
+        test_row_8_it_is_warned_of_once_and_stops_after_some_phases
+Row 9:
+    faults/test_updates.py test_row_9_a_site_may_come_and_go
+    federation/test_exchange.py test_a_worker_that_dies_in_a_task_costs_its_site_that_phase_only
+    flare/test_controller.py test_a_site_later_than_the_grace_is_dropped_and_named
+        test_a_site_that_is_started_again_gets_its_task_again_and_answers
+    faults/test_consortium.py test_rows_9_and_36_a_child_that_is_killed_or_hangs_costs_its_site_that_phase
+        test_rows_9_23_and_35_aborted_a_site_killed_its_server_killed_it_ends_with_the_same_bytes
+Row 10:
+    faults/test_updates.py test_row_10_below_the_quorum_nothing_is_kept_and_it_resumes
+    flare/test_controller.py test_below_the_quorum_nothing_is_kept_and_the_same_job_resumes
+    flare/test_simulator.py test_a_lost_quorum_fails_the_job_and_the_same_job_resumes
+Row 11:
+    faults/test_poison.py test_by_default_it_goes_no_further_than_five_of_an_honest_sites_steps
+        test_a_robust_average_lies_between_honest_values test_no_sites_own_model_is_poisoned_by_another
+        test_what_the_server_distils_is_never_longer_than_one_honest_vector
+    faults/test_updates.py test_row_11_what_one_finite_site_can_do_is_its_share
+        test_row_11_by_default_it_can_do_no_more_than_five_honest_sites test_row_11_a_long_change_is_shortened
+    run/test_rollback.py test_a_poisoned_round_is_undone_by_one_command
+Row 12:
+    objectives/test_convirt.py test_absent_modality_is_skipped
+    models/test_dual_encoder.py test_missing_modalities
+    data/test_loader.py test_a_missing_modality_is_a_missing_key
+    methods/test_creamfl.py test_a_round_without_suppliers_of_a_modality_completes
+Row 13:
+    data/test_loader.py test_the_smaller_rest_of_an_epoch_is_dropped_and_a_small_split_is_one_batch
+    objectives/test_convirt.py test_small_batches_give_zero_and_a_gradient
+    models/test_dual_encoder.py test_batch_norm_head_says_what_to_do_about_one_sample
+Row 14:
+    data/sources/test_table.py test_unusable_rows_are_skipped_and_counted
+        test_too_many_unusable_rows_stop_with_counts_and_numbers_of_rows
+Row 15:
+    data/sources/test_table.py test_too_many_unusable_rows_stop_with_counts_and_numbers_of_rows
+        test_wrong_columns_are_named_but_never_those_of_the_file
+Row 16:
+    data/test_radiograph.py test_truncated_empty_foreign_missing_and_constant_files test_dicom_refusals
+        test_the_same_numbers_have_the_same_grey_levels_in_every_file
+        test_transfer_syntaxes_that_cannot_be_judged_or_decoded_are_refused
+Row 17:
+    data/test_radiograph.py test_a_bomb_is_refused_from_its_header
+Row 18:
+    data/test_deid.py test_no_tag_of_a_dicom_file_is_kept test_training_is_blocked_until_the_risk_is_accepted
+    data/test_radiograph.py test_dicom_refusals
+    data/test_burned_in.py test_what_identifies_is_found test_a_film_and_its_markers_pass
+        test_films_with_an_identity_are_left_out_and_counted test_the_site_accepts_them_by_a_setting_of_its_own_file
+        test_without_the_extra_it_is_said_that_nobody_looked
+    flare/test_smoke.py test_nobody_is_named_in_any_file_or_byte_sent
+    flare/test_phi.py test_an_engine_run_names_nobody
+Row 19:
+    faults/test_exceptions.py test_no_reply_no_log_and_no_file_of_the_server_has_them
+        test_none_comes_out_of_a_training_process test_a_hospital_whose_files_are_wrong_names_nobody
+        test_so_it_is_when_a_film_fails_while_it_is_trained_on
+    flare/test_messages.py test_only_public_words_leave_a_site
+    flare/test_child_protocol.py test_a_failure_comes_back_in_fedvlps_words_only
+    deploy/test_provisioning.py test_nothing_streams_to_the_server_and_no_store_is_shared
+Row 20:
+    data/sources/test_table.py test_drawn_splits_are_disjoint_by_patient_and_repeatable
+        test_a_patient_in_two_given_splits_is_refused
+    data/test_partition.py test_rows_of_a_group_stay_together
+Row 21:
+    evaluation/test_classification.py
+        test_findings_with_one_class_are_skipped_by_name_and_unknown_labels_left_out
+Row 22:
+    faults/test_full_disk.py test_the_run_stops_and_goes_on_where_it_was
+        test_the_checkpoints_kept_for_a_rollback_make_room_first test_so_it_does_where_a_file_may_not_grow
+        test_a_site_misses_the_phase_and_goes_on_from_its_last_memory
+        test_a_read_only_kit_is_called_so_at_every_folder_that_a_job_writes
+        test_side_by_side_a_sites_own_process_says_so test_updates_that_wait_on_disk_have_no_room
+        test_at_the_server_the_job_ends_with_the_reason_and_the_next_one_goes_on
+        test_the_command_exits_with_2_and_one_line_and_resumes test_curves_without_room_hide_no_other_error
+    core/test_checkpoint.py test_a_full_disk_leaves_the_old_file_and_no_rubbish
+    flare/test_results.py test_a_full_disk_is_told_and_the_run_stays_whole
+Row 23:
+    core/test_history.py test_killed_between_history_and_checkpoint_it_goes_on_to_the_same_bytes
+    federation/test_exchange.py test_killed_at_any_moment_and_resumed_is_uninterrupted
+    flare/test_schedules.py test_every_schedule_ends_with_the_engines_bytes_or_a_named_refusal
+    faults/test_consortium.py
+        test_rows_9_23_and_35_aborted_a_site_killed_its_server_killed_it_ends_with_the_same_bytes
+Row 24:
+    federation/test_site.py test_a_new_process_goes_on_from_the_disk
+    faults/test_updates.py test_row_24_a_corrupt_memory_costs_its_site_and_is_named
+    flare/test_simulator.py test_same_bytes_as_the_engine
+Row 25:
+    run/test_simulate.py test_runs_are_numbered
+    flare/test_jobs.py test_a_folder_that_is_not_a_job_is_left_alone
+Row 26:
+    core/test_checkpoint.py test_a_pickle_is_refused_and_never_run
+    test_architecture.py test_nothing_is_unpickled
+Row 27:
+    faults/test_hostile_settings.py test_row_27_no_text_of_a_job_opens_a_file_outside_of_the_kit
+        test_row_27_no_setting_of_a_site_leads_out
+    deploy/test_site_config.py test_no_path_leads_out_of_the_sites_root
+    data/sources/test_table.py test_images_may_not_leave_the_root
+Row 28:
+    deploy/test_site_config.py test_a_provisioned_site_opens_no_path_that_a_job_brings
+        test_an_unknown_name_is_refused_with_the_nearest
+    faults/test_hostile_settings.py test_row_28_a_job_names_a_data_set_of_this_site_and_no_other
+        test_row_28_the_servers_name_for_a_run_opens_no_other_folder
+Row 29:
+    flare/test_class_list.py test_a_hostile_job_is_refused_before_it_starts_with_an_audit_line
+    faults/test_hostile_settings.py test_row_29_a_part_by_name_is_refused_before_the_job_starts_and_by_flare
+        test_row_29_custom_code_is_refused_to_every_role test_row_29_flares_process_asks_the_check_of_jobs_too
+        test_row_29_the_words_say_which_class_and_which_file_to_edit
+    flare/test_provisioned.py test_a_site_refuses_a_job_with_custom_code
+        test_a_site_refuses_a_class_that_is_not_on_its_list
+Row 30:
+    run/test_config.py test_an_unknown_key_is_refused_with_the_nearest
+    training/test_local_training.py test_bad_hyper_parameters_fail_when_they_are_built
+    flare/test_executor.py test_the_task_of_another_experiment_or_version_is_refused
+Row 31:
+    flare/test_executor.py test_the_task_of_another_experiment_or_version_is_refused
+Row 32:
+    run/test_public_set.py test_another_public_set_is_refused_by_the_site
+    methods/test_creamfl_faults.py test_representations_of_another_order_of_the_public_set_carry_another_id
+Row 33:
+    methods/test_creamfl.py test_nothing_but_representations_of_the_public_set_leaves_a_site
+    core/test_gate.py test_refused
+Row 34:
+    faults/test_privacy.py test_a_policy_that_gives_no_privacy_starts_no_job
+        test_what_flare_passes_over_in_silence_the_doctor_fails test_a_type_that_noise_does_not_protect_stays
+        test_so_little_noise_that_one_release_is_all_the_budget_lets_nothing_go
+        test_a_budget_that_ends_in_the_middle_of_a_job_ends_it_for_that_site_in_every_job
+    flare/test_privacy_filters.py test_at_the_budget_nothing_leaves_in_whatever_job
+        test_whatever_is_no_update_is_refused
+Row 35:
+    training/test_local_training.py test_stops_between_steps
+    cli/test_cli.py test_ctrl_c_ends_every_process_and_the_run_goes_on
+    flare/test_controller.py test_aborted_at_any_moment_it_is_resumed_to_the_same_bytes
+    faults/test_interrupt.py test_row_35_ctrl_c_ends_all_processes_and_the_same_command_goes_on
+    faults/test_consortium.py
+        test_rows_9_23_and_35_aborted_a_site_killed_its_server_killed_it_ends_with_the_same_bytes
+Row 36:
+    faults/test_sites.py test_row_36_no_memory_left_says_what_to_do
+    faults/test_consortium.py test_rows_9_and_36_a_child_that_is_killed_or_hangs_costs_its_site_that_phase
+Row 37:
+    models/test_image.py test_unreachable_hub_says_what_to_do
+    models/test_text.py test_family_parameters_without_network
+Row 38:
+    data/sources/test_table.py test_exports_are_read_as_what_they_are_and_it_is_said
+        test_what_cannot_be_told_is_asked_for test_a_report_longer_than_csv_reads_by_itself_is_read
+    data/test_loader.py test_reports_that_are_cut_are_counted_once_a_split
+"""
+
 OPENING = """# Evidence
 
-The tests that show each statement of [security](security.md) and [PRIVACY](../provisioning/PRIVACY.md): a file below
-`tests/`, and what its tests are called. Written by `PYTHONPATH=tests python -m support.evidence`.
+The tests that show each statement of [security](security.md), [PRIVACY](../provisioning/PRIVACY.md) and the [table of
+faults](../tests/faults/README.md): a file below `tests/`, and what its tests are called.
 """
 
 
@@ -314,10 +481,5 @@ def in_words(file: str, names: list[str]) -> str:
 
 def content() -> str:
     """The page."""
-    sections = {"Guards": GUARDS, "Attacks that were run": ATTACKS, "Who can learn what": PARTIES}
+    sections = {"Guards": GUARDS, "Attacks that were run": ATTACKS, "Who can learn what": PARTIES, "Faults": FAULTS}
     return "\n".join([OPENING, *(table(title, text) for title, text in sections.items())])
-
-
-if __name__ == "__main__":
-    PAGE.write_text(content(), encoding="utf-8")
-    print(PAGE)

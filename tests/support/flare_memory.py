@@ -143,6 +143,8 @@ def on_clock(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
         monkeypatch.setattr(module, "time", virtual)
     arrivals = SimpleNamespace(Queue=lambda: Arrivals(clock), Empty=queue.Empty)
     monkeypatch.setattr(controller_module, "queue", arrivals)
+    for name in ("return_freed_memory", "cleanup_memory"):  # which would last for this process, and take seconds
+        monkeypatch.setattr(controller_module, name, lambda *_: None)
 
 
 # --- toys in the place of models and data ------------------------------------------------------------------------

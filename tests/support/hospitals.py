@@ -40,7 +40,7 @@ AT_ONCE = 3
 
 
 class Hospitals(Consortium):
-    """Three of the five hospitals with a table of films each; only names, ports and folders are this machine's."""
+    """Three of the five hospitals with a table of images each; only names, ports and folders are this machine's."""
 
     def __init__(self, folder: Path, sites: tuple[str, ...] = SITES) -> None:
         super().__init__(folder, sites)

@@ -16,7 +16,7 @@ from fedvlp.core.names import name_of
 from fedvlp.data.sources import FEDERATIONS, SOURCES
 from fedvlp.data.synthetic.drawn_cohort import COHORTS
 from fedvlp.run.evaluate import DOWNSTREAM, EVALUATIONS
-from fedvlp.run.presets import PRESETS
+from fedvlp.run.presets import GROUPS, PRESETS, in_short
 
 FILE = Path(known.__file__).with_name("known.json")
 
@@ -27,7 +27,12 @@ def content() -> str:
     sources = {name: of_class(kind) for name, kind in {**SOURCES, **FEDERATIONS}.items()}
     classes = {name_of(kind): hints(kind) for value in PRESETS.values() for kind in kinds(value)}
     classes |= {name_of(kind): hints(kind) for kind in {**SOURCES, **FEDERATIONS}.values()}
+    listed = {
+        title: [[name, said, *in_short(PRESETS[name])] for name, said in group.items()]
+        for title, group in GROUPS.items()
+    }
     made = {
+        "listed": listed,
         "presets": presets,
         "sources": sources,
         "cohorts": dict.fromkeys(COHORTS, ""),

@@ -26,7 +26,7 @@ ROOMS = {  # room: where its middle is, from the left; what it is about
     "methods": (80, "one file a method"),
     "models": (250, "towers"),
     "objectives": (430, "losses"),
-    "data": (590, "films and reports"),
+    "data": (590, "images and reports"),
     "training": (800, "the training loop"),
     "core": (440, "the contract"),
 }

@@ -1,4 +1,4 @@
-"""An experiment as small as the built-in cohort and the tiny towers allow."""
+"""An experiment as small as the synthetic cohort and the tiny towers allow."""
 
 from __future__ import annotations
 

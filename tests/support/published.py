@@ -339,7 +339,7 @@ def vindr_cxr(root: Path) -> None:
 
 
 def openi_of_kaggle(root: Path) -> None:
-    """Kaggle's copy of Open-I: two reports with a film of each view, one of them not indexed."""
+    """Kaggle's copy of Open-I: two reports with an image of each view, one of them not indexed."""
     reports = [
         (1, "Pneumonia/lobe;Pleural Effusion/left", "pneumonia", "Xray", "", "", "Opacity left.", "Left pneumonia."),
         (2, "no indexing", "", "Xray", "", "", "", "No acute disease seen."),

@@ -197,7 +197,7 @@ class World:
         return self.folder / "server.safetensors" if self.folder else None
 
     def federation(self, exchange: Any = None, **options: Any) -> tuple[Federation, int]:
-        """The round loop, resumed where the checkpoint stands, and the phase to go on with."""
+        """The round loop, resumed where the checkpoint stands, and the phase to resume it with."""
         server, phase = self.server(), 0
         if self.checkpoint and self.checkpoint.exists():
             server, phase = Server.load(self.checkpoint)

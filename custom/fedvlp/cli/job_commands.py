@@ -110,7 +110,7 @@ def jobs_export(
 
 
 def _refuse_sites_without_records(experiment: Experiment, at: list[str]) -> None:
-    """Raises ValueError where the records are the built-in cohort's and ``--at`` names a site that has none of them."""
+    """Raises ValueError where the records are the synthetic cohort's and ``--at`` names a site without any."""
     from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
     from fedvlp.run.assembly import Assembly
 
@@ -119,7 +119,7 @@ def _refuse_sites_without_records(experiment: Experiment, at: list[str]) -> None
     there = Assembly(experiment).sites()
     if strangers := [site for site in at if site not in there]:
         raise ValueError(
-            f"--at {', '.join(strangers)}: the built-in cohort has no such site; it has {', '.join(there)}. Name "
+            f"--at {', '.join(strangers)}: the synthetic cohort has no such site; it has {', '.join(there)}. Name "
             "those, more of them with --sites, or give --data named:NAME, the sites' own"
         )
 
@@ -131,7 +131,7 @@ def jobs_resubmit(
     folder: Annotated[Path | None, typer.Option(help="Job folder to submit; default: the job as it was.")] = None,
     abort: Annotated[bool, typer.Option("--abort", help="End it first if it runs, e.g. to take back a site.")] = False,
 ) -> None:
-    """Goes on with a job: says what became of it and submits it again; it resumes after its last complete phase."""
+    """Resumes a job: says what became of it and submits it again; it continues after its last complete phase."""
     from fedvlp.flare import job_status
 
     with job_status.session(kit) as opened:
@@ -171,7 +171,7 @@ def jobs_rollback(
 
     use_plugins(plugins)
     was = rollback(RunFolder(folder), round)
-    print(f"{folder} was in round {was} and goes on with round {round}: submit the same job again, or resume it")
+    print(f"{folder} was in round {was} and continues with round {round}: submit the same job again, or resume it")
 
 
 @app.command("status")
@@ -230,7 +230,7 @@ def _status_of_jobs(kit: Path) -> dict[str, dict[str, Any]]:
 
 
 def _status_of_job(job: str, kit: Path) -> tuple[dict[str, Any], bool]:
-    """What the server says of the run of a job, and whether it goes on where it is said to run."""
+    """What the server says of the run of a job, and whether it is still running where it is said to run."""
     from fedvlp.flare import job_status
     from fedvlp.run.status import RUNNING
 

@@ -27,7 +27,10 @@ Tree = Mapping[str, Any]
 
 @cache
 def index() -> dict[str, Any]:
-    """Trees by name: ``presets``, ``sources``; names: ``cohorts``, ``evaluations``; ``classes``: types by setting."""
+    """Trees by name: ``presets``, ``sources``; names: ``cohorts``, ``evaluations``; ``classes``: types by setting.
+
+    ``listed`` are the rows of `fedvlp presets` by title.
+    """
     made: dict[str, Any] = json.loads(Path(__file__).with_name("known.json").read_text(encoding="utf-8"))
     return made
 

@@ -41,6 +41,14 @@ Start = Annotated[
 DATA = "synthetic (default), label-skew, scanner-shift, table:PATH.csv, SOURCE:FOLDER[,SETTING=VALUE]"
 """What ``--data`` of every command takes."""
 
+Data = Annotated[str | None, typer.Option(help=DATA + ".")]
+Sites = Annotated[int | None, typer.Option(help="Number of sites to simulate.")]
+OwnSources = Annotated[
+    list[str] | None,
+    typer.Option("--site", help="NAME=SOURCE:FOLDER, a data set that is one site's; may be repeated."),
+]
+Cache = Annotated[Path | None, typer.Option(help="Folder for decoded images, to be decoded once.")]
+
 Plugins = Annotated[
     list[str] | None,
     typer.Option(
@@ -49,7 +57,7 @@ Plugins = Annotated[
 ]
 
 AcceptAll = Annotated[
-    bool, typer.Option("--accept-phi-risk", help="Go on although the scan finds identifiers in reports.")
+    bool, typer.Option("--accept-phi-risk", help="Continue although the scan finds identifiers in reports.")
 ]
 AcceptKinds = Annotated[
     list[str] | None,
@@ -102,7 +110,7 @@ def resumed(
     for any other option, and for the preset of another run.
     """
     if unread := given(context, read):
-        raise ValueError(f"--resume goes on with the run's own configuration; leave {', '.join(unread.values())} out")
+        raise ValueError(f"--resume takes the run's own configuration; leave {', '.join(unread.values())} out")
     from fedvlp.run.folder import RunFolder
 
     folder = RunFolder(run)

@@ -21,22 +21,21 @@ def presets(plugins: Plugins = None) -> None:
     """Lists the presets that `simulate` and `jobs export` take: fedvlp's, installed plugins', and those of --plugin."""
     from rich.console import Console
 
-    from fedvlp.cli.tables import plain_table
-    from fedvlp.run.presets import GROUPS, get, of_plugins
+    from fedvlp.cli.panels import plain_table
+    from fedvlp.run import plugins as others
 
     use_plugins(plugins)
-    of_others = {name: _title(get(name)) for name in of_plugins(installed=True)}
-    for title, presets in {**GROUPS, **({"of plugins": of_others} if of_others else {})}.items():
-        rows = [(name, said, *_in_short(get(name))) for name, said in presets.items()]
-        columns = ("preset", "what it is", "objective", "sites", "rounds")
-        Console().print(plain_table(title, columns, rows, right=False))
+    others.use_installed()
+    groups: dict[str, list[list[str]]] = dict(known.index()["listed"])
+    if others.in_use():
+        from fedvlp.run.presets import get, in_short, of_plugins
+
+        groups["of plugins"] = [[name, _title(get(name)), *in_short(get(name))] for name in of_plugins()]
+    for title, rows in groups.items():
+        if rows:
+            columns = ("preset", "what it is", "objective", "sites", "rounds")
+            Console().print(plain_table(title, columns, rows, right=False))
     print("fedvlp settings PRESET shows what can be changed in one of them")
-
-
-def _in_short(experiment: Experiment) -> tuple[str, ...]:
-    """Objective, sites and rounds."""
-    objective = type(experiment.objective).__name__.removesuffix("Config")
-    return objective, str(experiment.partition.sites), str(experiment.rounds.rounds)
 
 
 def _title(experiment: Experiment) -> str:
@@ -60,7 +59,7 @@ def settings(
     known.refuse_experiment(preset, settings=changes)
     from rich.console import Console
 
-    from fedvlp.cli.tables import plain_table
+    from fedvlp.cli.panels import plain_table
     from fedvlp.run.config import nearest
     from fedvlp.run.presets import get, settings_of
 

@@ -15,9 +15,12 @@ from fedvlp.cli.overrides import (
     AcceptAll,
     AcceptKinds,
     ConfigFile,
+    Data,
+    OwnSources,
     Plugins,
     Seed,
     Setting,
+    Sites,
     Start,
     accepted,
     configured,
@@ -43,7 +46,7 @@ app = typer.Typer()
 
 
 WITH_RESUME = {"preset", "resume", "workers", "accept_phi_risk", "accept_phi_kind", "mlflow", "plugins"}
-"""The options of ``simulate`` that are read where a run goes on; the command that is printed at Ctrl-C has them."""
+"""The options of ``simulate`` that are read where a run resumes; the command that is printed at Ctrl-C has them."""
 
 
 @app.command(rich_help_panel=panels.TRAIN)
@@ -55,12 +58,9 @@ def simulate(
     config: Annotated[
         Path | None, typer.Option(help="Preset and settings as a file: TOML, or a run's config.json.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help=DATA + ".")] = None,
-    sites: Annotated[int | None, typer.Option(help="Number of sites to simulate.")] = None,
-    site: Annotated[
-        list[str] | None,
-        typer.Option("--site", help="NAME=SOURCE:FOLDER, a data set that is one site's; may be repeated."),
-    ] = None,
+    data: Data = None,
+    sites: Sites = None,
+    site: OwnSources = None,
     cache: Annotated[
         Path | None, typer.Option(help="Folder for decoded images; default: in memory, with frozen towers RUNS/cache.")
     ] = None,
@@ -88,7 +88,7 @@ def simulate(
     ] = False,
     plugins: Plugins = None,
 ) -> None:
-    """Runs an experiment on this machine, without FLARE's processes; the result has the same bytes as FLARE's."""
+    """Runs an experiment on this machine, without FLARE's processes; the result is bit-identical to FLARE's."""
     use_plugins(plugins)
     accept = accepted(accept_phi_risk, accept_phi_kind)
     if workers < 0:
@@ -111,7 +111,7 @@ def simulate(
 
 
 def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted, again: list[str], mlflow: str) -> None:
-    """Runs ``experiment``, or goes on with it, and shows it; ``again``: options that are to be typed again to go on."""
+    """Runs ``experiment``, or resumes it, and shows it; ``again``: options that are to be typed again to resume."""
     from rich.console import Console
 
     from fedvlp.cli.tables import RunBar, progress_line, show_beside, summary_tables
@@ -215,7 +215,8 @@ def tell_dry_run(experiment: Any, workers: int, accept: Accepted) -> None:
     """Prints what the run would take."""
     from rich.console import Console
 
-    from fedvlp.cli.tables import dry_run_lines, plain_table
+    from fedvlp.cli.panels import plain_table
+    from fedvlp.cli.tables import dry_run_lines
     from fedvlp.run.dry_run import dry_run
 
     plan = dry_run(experiment, accept)
@@ -243,7 +244,7 @@ def listing(root: Annotated[Path, typer.Argument(help="Where runs are kept.")] =
         raise ValueError(f"no run in {root}; expected {root}/<preset>/<number>, as simulate makes them")
     from rich.console import Console
 
-    from fedvlp.cli.tables import plain_table
+    from fedvlp.cli.panels import plain_table
     from fedvlp.run.listing import listed
 
     rows = [
@@ -375,7 +376,7 @@ def compare(
         if markdown:
             print(tables.markdown(title, columns, rows), end="\n\n")
         else:
-            Console().print(tables.plain_table(title, columns, rows))
+            Console().print(panels.plain_table(title, columns, rows))
     print(printable(comparison_page.verdict(compared)))
     if html is not None:
         print(f"page {comparison_page.write(compared, folders, html)}")

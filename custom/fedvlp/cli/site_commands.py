@@ -44,7 +44,7 @@ def prepare(
     accept_phi_kind: AcceptKinds = None,
     plugins: Plugins = None,
 ) -> None:
-    """Decodes a data set once, and says what is in it. What was interrupted goes on where it stopped.
+    """Decodes a data set once, and says what is in it. What was interrupted resumes where it stopped.
 
     Nothing is decoded where reports seem to identify people, unless that is accepted.
     """
@@ -126,7 +126,7 @@ def _say_prepared(console: Console, done: Prepared, out: Path, samples: int) -> 
 @app.command(rich_help_panel=panels.HOSPITALS)
 def doctor(
     site: Annotated[
-        Path | None, typer.Option(help="Startup kit of a site or of the server, to check that as well.")
+        Path | None, typer.Option(exists=True, help="Startup kit of a site or of the server, to check that as well.")
     ] = None,
 ) -> None:
     """Checks that this machine can run fedvlp; with --site, that the site of a startup kit is ready for jobs.

@@ -36,7 +36,7 @@ TINY_POOL = "tiny-pool"
 
 
 WITH_RESUME = {"out", "preset", "resume", "accept_phi_risk", "accept_phi_kind", "check", "plugins"}
-"""The options that are read where a run goes on."""
+"""The options that are read where a run resumes."""
 
 
 @app.command(rich_help_panel=panels.TRAIN)

@@ -24,4 +24,4 @@ def goes_on_as_typed() -> None:
 
 def said() -> str:
     """The sentence for whoever stopped the command."""
-    return f"stopped; go on with: {shlex.join(_again)}" if _again else "stopped"
+    return f"stopped; resume with: {shlex.join(_again)}" if _again else "stopped"

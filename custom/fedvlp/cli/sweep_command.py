@@ -9,12 +9,15 @@ import typer
 
 from fedvlp.cli import known, panels
 from fedvlp.cli.overrides import (
-    DATA,
     OPTION,
     AcceptAll,
     AcceptKinds,
+    Cache,
+    Data,
+    OwnSources,
     Plugins,
     Setting,
+    Sites,
     accepted,
     configured,
     seeds_of,
@@ -25,7 +28,7 @@ from fedvlp.cli.stopping import goes_on_as_typed
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedvlp.run.cell_results import Table
+    from fedvlp.run.sweep import Table
 
 app = typer.Typer()
 
@@ -40,21 +43,18 @@ def sweep(
     ] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time; 0: shows what has finished, and runs nothing.")] = 2,
     settings: Setting = None,
-    data: Annotated[str | None, typer.Option(help=DATA + ".")] = None,
-    sites: Annotated[int | None, typer.Option(help="Number of sites to simulate.")] = None,
-    site: Annotated[
-        list[str] | None,
-        typer.Option("--site", help="NAME=SOURCE:FOLDER, a data set that is one site's; may be repeated."),
-    ] = None,
-    cache: Annotated[Path | None, typer.Option(help="Folder for decoded images, to be decoded once.")] = None,
-    runs: Annotated[Path, typer.Option("--runs", help="Where the runs are kept; stopped, it goes on there.")] = Path(
+    data: Data = None,
+    sites: Sites = None,
+    site: OwnSources = None,
+    cache: Cache = None,
+    runs: Annotated[Path, typer.Option("--runs", help="Where the runs are kept; stopped, it resumes there.")] = Path(
         "runs/sweep"
     ),
     accept_phi_risk: AcceptAll = False,
     accept_phi_kind: AcceptKinds = None,
     plugins: Plugins = None,
 ) -> None:
-    """Runs presets with several seeds and settings, goes on where it was stopped, and compares them.
+    """Runs presets with several seeds and settings, resumes where it was stopped, and compares them.
 
     Differences are paired by seed, from the first preset with the first values. A preset without a setting of --grid
     runs once for all its values.
@@ -66,7 +66,6 @@ def sweep(
     from rich.console import Console
 
     from fedvlp.run import sweep as of
-    from fedvlp.run.cell_results import origin
     from fedvlp.run.fitting import absolute
 
     console = Console(markup=False, highlight=False)
@@ -86,7 +85,7 @@ def sweep(
     table = of.swept(from_anywhere, wanted, runs, jobs, said, accept)
     if not table.cells:
         raise ValueError("sweep: no cell has finished; run it with --jobs 1 or more")
-    console.print(origin(table))
+    console.print(table.origin())
     _say(console, table)
     for file in of.write(table, runs):
         print(f"wrote {file}")
@@ -94,11 +93,11 @@ def sweep(
 
 def _say(console: Console, table: Table) -> None:
     """Prints what the cells reached: a table for each figure, since a terminal would cut one of all off."""
-    from fedvlp.cli.tables import plain_table
+    from fedvlp.cli.panels import plain_table
     from fedvlp.run.sweep import as_rows
 
     heading, rows = as_rows(table)
-    print("mean (deviation) over seeds, %; differences with 95 % intervals")
+    print("mean (SD) over seeds, %; differences with 95 % intervals")
     for first in range(2, len(heading), 2):
         chosen = [0, 1, first, first + 1]
         cells = [[row[index] for index in chosen] for row in rows]

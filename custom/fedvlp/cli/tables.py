@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedvlp.cli.panels import plain_table
 from fedvlp.core.metric_keys import loss_term
 from fedvlp.core.types import EVALUATE
 from fedvlp.core.validate import printable
@@ -28,22 +29,6 @@ if TYPE_CHECKING:
     from fedvlp.run.dry_run import DryRun
     from fedvlp.run.folder import RunFolder
     from fedvlp.run.status_writer import Progress
-
-
-def plain_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: bool = True) -> Table:
-    """A table, whose columns but the first stand ``right``. Brackets in it are shown, and are no markup.
-
-    Nothing in it steers the terminal.
-    """
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(title=Text(printable(title), "table.title"), title_justify="left")
-    for index, column in enumerate(columns):
-        made.add_column(Text(printable(column)), justify="right" if index and right else "left")
-    for row in rows:
-        made.add_row(*(Text(printable(str(cell))) for cell in row))
-    return made
 
 
 MOST_COLUMNS, MOST_ROWS = 6, 40

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedvlp.cli import known, panels
-from fedvlp.cli.overrides import DATA, Plugins, records_of, stored, use_plugins
+from fedvlp.cli.overrides import DATA, Cache, Plugins, records_of, stored, use_plugins
 from fedvlp.core import validate
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ DEVICES = ("cpu", "cuda", "auto")
 
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Data = Annotated[str, typer.Option(help=DATA.replace(" (default)", ""))]
-Cache = Annotated[Path | None, typer.Option(help="Folder for decoded images, to be decoded once.")]
 Split = Annotated[str | None, typer.Option(help="train, val or test; default: all records.")]
 
 app = typer.Typer()
@@ -43,7 +42,7 @@ def predict(
     """Classifies images by their similarity to the sentences of each class (zero-shot)."""
     from rich.console import Console
 
-    from fedvlp.cli.tables import plain_table
+    from fedvlp.cli.panels import plain_table
 
     use_plugins(plugins)
     named = None if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
@@ -77,7 +76,7 @@ def search(
     """Shows the records of a data set whose images are nearest to a phrase, or to an image."""
     from rich.console import Console
 
-    from fedvlp.cli.tables import plain_table
+    from fedvlp.cli.panels import plain_table
     from fedvlp.run.search import rows_of
     from fedvlp.run.search import search as nearest
 
@@ -187,19 +186,21 @@ def explore(
     plugins: Plugins = None,
 ) -> None:
     """Serves a web page to this machine: images for a phrase; findings, similar images and reports for an image."""
+    from fedvlp.data.screening import DataSource
     from fedvlp.report.explore import serve
     from fedvlp.report.explore.content import Explorer
     from fedvlp.report.explore.page import page
-    from fedvlp.run.search import rows_of
+    from fedvlp.run.search import decoded_size, rows_of
 
     use_plugins(plugins)
     serve.refuse_without_gradio()
     with serve.listening(address, port) as opened:
         trained = _loaded(model, statistics, device)
-        cohort = _records(trained, data, cache)
+        source = stored(records_of(data, decoded_size(trained)), cache)
+        cohort = source.build()
         count = len(rows_of(cohort, split))
         print(f"the vectors of {count:,} records are computed; then the page is there", flush=True)
-        explorer = Explorer.of(trained, cohort, split)
+        explorer = Explorer.of(trained, cohort, split, DataSource.of(source).written())
         if not serve.is_loopback(opened):
             print(f"CAUTION: {serve.SEEN_BY_OTHERS}", file=sys.stderr)
         with serve.own_folder():
@@ -230,11 +231,11 @@ def export(
 
 
 def _mask_of(model: DualEncoder, file: Path, film: Path) -> Any:
-    """Bool [S, S] of a mask's file, cropped as the model sees the film."""
+    """Bool [S, S] of a mask's file, cropped as the model sees the image."""
     import torch
 
+    from fedvlp.data.loader import eval_batch
     from fedvlp.data.masks import read_mask
-    from fedvlp.data.transforms import eval_batch
     from fedvlp.run.search import decoded_size
 
     whole = 255 * torch.from_numpy(read_mask(file, decoded_size(model), film)).to(torch.uint8)
@@ -261,7 +262,7 @@ def _loaded(folder: Path, statistics: str | None, device: str) -> DualEncoder:
 
 
 def _records(model: DualEncoder, data: str, cache: Path | None) -> Any:
-    """The records of ``--data``, their films decoded as the model's were."""
+    """The records of ``--data``, their images decoded as the model's were."""
     from fedvlp.run.search import decoded_size
 
     return stored(records_of(data, decoded_size(model)), cache).build()

@@ -285,6 +285,7 @@ class StreamingMean:
         if self._exact:
             self._add_exactly(state, weight)
         else:
+            # A large model is summed in float32 with weights that come to about 1.
             self._scale = self._scale or 1.0 / weight  # keeps the sum in float32's range
             self._add(state, weight * self._scale)
         self.total += weight
@@ -320,6 +321,7 @@ class StreamingMean:
             return {}
         if self._exact:
             return {name: self._divided(name, accumulator) for name, accumulator in self._sum.items()}
+        # Exactly 1 where the expected total was right: then no second pass over the model.
         correction = 1.0 / (self.total * self._scale)
         if correction != 1.0:
             for accumulator in self._sum.values():
@@ -355,6 +357,7 @@ def in_site_order(
             what = "a second reply in one phase" if site in sites else "a reply of a site that was not asked"
             logger.warning("%s: %s is dropped", site, what)
         del reply
+        # All that has come without a gap, in the order of the sites.
         while pending and pending[0] in waiting:
             first = pending.pop(0)
             yield first, waiting.pop(first)()
@@ -375,6 +378,7 @@ def _set_aside(reply: Reply, spool: Path | None, *, copied: bool) -> Callable[[]
     tensors = {f"{name}/{n}": t for name in TENSORS for n, t in getattr(reply, name).items()}
     if not all(map(_is_dense, tensors.values())):
         return lambda: reply
+    # The tensors go to disk; what stays in memory is the reply without them.
     read, names = Spool(spool).put(tensors, copied=copied), list(tensors)
     bare = replace(reply, state={}, aux={})
     del tensors

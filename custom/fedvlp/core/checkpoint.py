@@ -51,7 +51,7 @@ def replace_durably(temporary: Path, path: Path) -> None:
 
 
 def _make_room(path: Path, private: bool = False) -> None:
-    """Makes the folder, ``private`` its owner's alone, and removes what killed writers of ``path`` left in it."""
+    """Creates the folder, with ``private`` for its owner alone; deletes temporary files of killed writers."""
     path.parent.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
     for left in path.parent.glob(f".{path.name}.*.tmp"):
         _discard(left)

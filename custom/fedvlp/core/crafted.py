@@ -61,6 +61,7 @@ def signs_of(name: str, tensor: Tensor) -> Signs | None:
     largest = float(values.abs().max())
     scale = float(values.square().mean().sqrt())
     matrix = values.flatten(1) if values.ndim > 1 else values[None]
+    # A vector, or a matrix too small to tell: only dead weights and staggered thresholds can be seen.
     if min(matrix.shape) < SMALLEST:
         weights = name.endswith("weight")  # of a normalisation: with zeros its layer is dead; a bias may be 0
         zeros = float((values == 0).float().mean()) if weights else 0.0
@@ -84,6 +85,7 @@ def _one_direction(matrix: Tensor, total: float) -> float:
     """The share of the square sum that the strongest direction has, by power iteration from the longest row."""
     if not total:
         return 0.0
+    # Three steps are enough for a share near 1, which is all that is asked.
     direction = matrix[matrix.square().sum(dim=1).argmax()]  # [I]
     for _ in range(3):
         direction = direction / direction.norm().clamp(min=1e-30)
@@ -134,6 +136,7 @@ def _of_whole(up: Tensor, down: Tensor, scale: float) -> float:
 
 def _problem(now: Signs, before: Signs, usual: float) -> str | None:
     """``usual``: the median of this model's root mean squares, as a privacy policy's noise raises all."""
+    # Each sign counts only where the start has not got it as well.
     limit = max(before.scale, usual, FLOOR)
     if now.zeros > ZEROS >= before.zeros:
         return f"is 0 in {now.zeros:.0%} of its values"

@@ -106,11 +106,13 @@ def complete(client: Client, state: State, known: Mapping[str, Tensor], measured
             ),
             count=len(sent),
         )
+    # 1. The missing tensors: of the last training, else initial ones.
     known_whole = client.site_only <= known.keys()
     first = known if known_whole else _initial(client) | dict(known)
     whole = {**state, **{name: first[name] for name in client.site_only}}
     target = {name: t for name, t in client.state().items() if name.startswith(TARGET)}
     client.load({**target, **whole})  # a method may keep target networks at the sites: they are not estimated
+    # 2. Running statistics of these very weights, where anything reads them.
     if measured or not known_whole:
         estimate(client)
     mine = client.state()
@@ -162,6 +164,7 @@ def set_statistics(
 
     Returns the layers that no batch reached, their statistics untouched. All are left in eval mode.
     """
+    # Noted first, since a layer that nothing reaches must end as it was.
     before = [(layer, layer.momentum, [b.clone() for b in layer.buffers()]) for layer in layers]
     for layer in layers:
         layer.reset_running_stats()
@@ -169,6 +172,7 @@ def set_statistics(
         layer.train()
     for batch in batches:
         run(batch)
+    # A layer that no batch reached has its old statistics back.
     missed = []
     for layer, momentum, buffers in before:
         layer.momentum = momentum

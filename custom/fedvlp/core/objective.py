@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Generator, Tensor, nn
 
 from fedvlp.core.types import Batch, VLOutput
 
-HOOKS = ("needs", "draw", "entropy", "after_step", "follow", "restart", "idle", "targets")
+HOOKS = ("needs", "contrasts", "draw", "entropy", "after_step", "follow", "restart", "idle", "targets")
 
 
 class ObjectiveModule(nn.Module):
     """Base class of losses: ``forward(output, batch)`` is a dictionary of named terms."""
 
     needs: tuple[str, ...] = ()  # of image, text, labels, patches, words, sentences, attention
+
+    contrasts: ClassVar[bool] = False  # whether contrast(first, second) compares vectors of two views, [B, d] each
 
     @staticmethod
     def of(module: nn.Module) -> ObjectiveModule:

@@ -84,6 +84,7 @@ def _difference(tensor: Tensor, received: Tensor) -> Tensor:
 
 
 def _refuse_unprotected(name: str, tensor: Tensor, received: Mapping[str, Tensor]) -> None:
+    # Statistics are means of records, and no gradient bounds what one record does to them.
     if is_statistic(name):
         raise PrivacyError(
             f"{name} is a batch statistic of this site's data; use a model without batch norm (model.head_norm=layer)",

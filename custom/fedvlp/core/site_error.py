@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import re
+from enum import Enum
 from numbers import Real
 from typing import ClassVar
 
@@ -22,6 +23,15 @@ _HASH_OR_VERSION = re.compile(r"[0-9a-f]{1,16}|[0-9]{1,4}(\.[0-9]{1,4}){0,3}")
 _ONE_LINE = re.compile(r"""[][\w .,:;()'"`/+=@%?*-]{1,600}""", re.ASCII)
 
 
+class FailureKind(str, Enum):
+    """Why there is no update. What the server does next depends on this, never on a text."""
+
+    FAILED = "failed"  # the site could not do the task
+    NOT_HELD = "not held"  # the site lacks the copy that the tensors change: it is sent everything and asked again
+    LOST = "lost"  # no reply: silence, or a process that died
+    UNREADABLE = "unreadable"  # what came is no update
+
+
 class SiteError(Exception):
     """An error with two texts: ``str(error)`` for this machine's log, and ``public``, which may leave the site.
 
@@ -33,6 +43,7 @@ class SiteError(Exception):
     """
 
     told: ClassVar[str] = ""  # the public sentence of every error of a class
+    kind: ClassVar[FailureKind] = FailureKind.FAILED  # decides what the server does next
 
     def __init__(self, local: str = "", *, public: str = "", **numbers: object) -> None:
         said = (public or self.told).format(**numbers)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from fedvlp.core import metric_keys
 from fedvlp.core.site_error import UNTOLD
+from fedvlp.core.site_error import FailureKind as FailureKind
 
 if TYPE_CHECKING:  # a process that only passes messages on does without torch
     from torch import Tensor
@@ -145,15 +145,6 @@ TENSORS = ("state", "aux")
 def header(message: Broadcast | Update) -> dict[str, Any]:
     """All other fields of a message: plain numbers, words, and dictionaries and tuples of them."""
     return {f.name: getattr(message, f.name) for f in fields(message) if f.name not in TENSORS}
-
-
-class FailureKind(str, Enum):
-    """Why there is no update. What the server does next depends on this, never on a text."""
-
-    FAILED = "failed"  # the site could not do the task
-    NOT_HELD = "not held"  # the site lacks the copy that the tensors change: it is sent everything and asked again
-    LOST = "lost"  # no reply: silence, or a process that died
-    UNREADABLE = "unreadable"  # what came is no update
 
 
 @dataclass(frozen=True)

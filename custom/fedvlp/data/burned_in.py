@@ -26,7 +26,7 @@ SEARCH, HEADER, ACCEPT = CHOICES = ("search", "header", "accept")
 REASON = "burned-in text"
 """Why such a film is skipped."""
 
-UNSEARCHED = "films not searched for burned-in text"
+UNSEARCHED = "images not searched for burned-in text"
 """What a summary counts where nobody looked: the site wants it so, or the extra is not installed."""
 
 VERSION = "tesseract-1"  # names how films are searched; change it with the result, so that caches are built again

@@ -86,7 +86,7 @@ def cached_images(
     shape: tuple[int, ...],
     building: Building = SERIAL,
 ) -> ImageCache:
-    """Reader of the N images of one ``shape`` (``cache_format.shape_of``) that ``decode`` makes of the N ``items``.
+    """Reader of the N images of one ``shape`` (``cache_build.shape_of``) that ``decode`` makes of the N ``items``.
 
     With a folder, the cache of this ``key`` is built now, or used if it is there already. The key must determine the
     pixels: the caller puts files and transform into it. A build that was interrupted continues after its last complete

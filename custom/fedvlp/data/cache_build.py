@@ -80,7 +80,7 @@ class Shards:
 
 
 CHUNK = 256  # images that are decoded, written and counted together
-LOADED_ONCE = ["cv2", "fedvlp.data.transforms"]  # modules that the decoding processes share
+LOADED_ONCE = ["cv2", "fedvlp.data.images"]  # modules that the decoding processes share
 Decoded = tuple[np.ndarray, list[int], dict[int, str], list[str]]
 """Images [n, *shape] uint8, the CRC-32 of each, index -> reason for those that could not be read (zeros), and how the
 
@@ -168,7 +168,7 @@ def _side_by_side(
                     running |= {pool.submit(work, items): start for start, items in islice(waiting, 1)}
         except BrokenProcessPool:
             raise ValueError(
-                "image cache: a decoding process was killed (memory?); run again, with fewer workers, to go on"
+                "image cache: a decoding process was killed (memory?); run again, with fewer workers, to resume"
             ) from None
 
 

@@ -174,13 +174,13 @@ def decoded(raw: bytes, encoding: str = "") -> tuple[str, str]:
         )
     if not _is(raw, "cp1252"):
         raise ValueError(
-            f"table source: {_numbers(strange)} neither UTF-8 nor cp1252, so the encoding cannot be told; {OPTION}"
+            f"table source: {_numbers(strange)} neither UTF-8 nor cp1252, so the encoding cannot be detected; {OPTION}"
         )
     text = raw.decode("cp1252")
     if no_words := _no_words(text):
         raise ValueError(
             f"table source: {_numbers(no_words)} no UTF-8, and no words of one language in cp1252, so the encoding "
-            f"cannot be told; {OPTION}"
+            f"cannot be detected; {OPTION}"
         )
     return text, "cp1252"
 
@@ -252,7 +252,7 @@ def _delimiter(text: str, wanted: Collection[str]) -> str:
         return ","
     if len(marks) > 1:
         several = " or ".join(DELIMITERS[mark] for mark in marks)
-        raise ValueError(f"table source: the delimiter may be {several}; set data.delimiter to the one that it is")
+        raise ValueError(f"table source: the delimiter may be {several}; set data.delimiter to the right one")
     return marks[0]
 
 
@@ -281,9 +281,9 @@ def rows(lines: Iterable[str], source: str, delimiter: str = ",", first: int = 1
         csv.field_size_limit(limit)
     if swallowed := [starts[index] for index in _with_rows_within(table, delimiter)]:
         raise ValueError(
-            f"{source}: a cell seems to hold several rows, as between two lone quotation marks: {_numbers(swallowed)} "
-            "where such rows begin. Write a quotation mark twice, in a cell that is itself in quotation marks; if the "
-            "cell is right, export the table with another delimiter, such as the tab"
+            f"{source}: a cell seems to hold several rows, as if a quotation mark were not closed: "
+            f"{_numbers(swallowed)} where such rows begin. Write a quotation mark twice, in a cell that is itself in "
+            "quotation marks; if the cell is right, export the table with another delimiter, such as the tab"
         )
     return table
 

@@ -1,4 +1,7 @@
-"""Decoding the image files of a data set, through the cache: what all sources of files share."""
+"""Image files of a data set, by the names that its table has for them, to uint8 squares, through the cache.
+
+Chest films are grey, [S, S]. Photographs may be in colour, [S, S, 3]: red, green and blue.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,22 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path, PureWindowsPath
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from fedvlp.data.burned_in import ACCEPT, REASON, SEARCH, UNSEARCHED, VERSION, can_search, check_choice, holds_text
 from fedvlp.data.cache import ImageCache, cached_images
 from fedvlp.data.cache_build import Building, shape_of
 from fedvlp.data.cohort import digest
-from fedvlp.data.radiograph import ImageAccessError, UnreadableImageError, decoders, read_radiograph
+from fedvlp.data.radiograph import ImageAccessError, UnreadableImageError, decoders, read_radiograph, read_stored
 from fedvlp.data.report_text import is_missing
-from fedvlp.data.transforms import DECODING, decode_stored
+
+if TYPE_CHECKING:
+    from monai.transforms import Compose
 
 # Finds image files by the names that a table has for them.
 
@@ -100,6 +109,60 @@ PLAIN = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
 
 LARGE = 2 * 2**30
 """Bytes of decoded images above which a source without a cache warns: every process would hold them in memory."""
+
+
+DECODING = "radiograph-6"  # names what decode() does to a file; change it with the result, so that caches rebuild
+
+
+def decode(path: Path, image_size: int, burned_in: bool = False, colour: bool = False) -> np.ndarray:
+    """The image in a file as uint8 [S, S], in ``colour`` [S, S, 3], S = ``image_size``.
+
+    ``burned_in`` and ``colour`` are those of ``read_radiograph``. The longer side is resized to S by area, the shorter
+    side zero-padded on both sides. Raises UnreadableImageError, which quotes nothing of the file, and ValueError for an
+    ``image_size`` below 8.
+    """
+    return decode_stored(path, image_size, burned_in, colour)[0]
+
+
+def decode_stored(path: Path, image_size: int, burned_in: bool = False, colour: bool = False) -> tuple[np.ndarray, str]:
+    """``decode``, and how the file stores the image (``radiograph.read_stored``)."""
+    if image_size < 8:
+        raise ValueError(f"decode: image_size must be at least 8 pixels, got {image_size}")
+    image, stored = read_stored(path, image_size, burned_in, colour)
+    return square(image, image_size), stored
+
+
+def decoding(image_size: int, burned_in: bool = False, colour: bool = False) -> Compose:
+    """``decode`` as the first transform of a MONAI pipeline: from a path to what it returns.
+
+    MONAI wraps every error of a transform in RuntimeError. Its own loader is not used, since it carries a file's
+    metadata along; nor is MONAI imported for decoding alone, which would take longer than many a command.
+    """
+    from monai.transforms import Compose
+
+    return Compose([lambda path: decode(Path(path), image_size, burned_in, colour)])
+
+
+def square(image: np.ndarray, image_size: int) -> np.ndarray:
+    """[h, w] in 0..255, neither side above S = ``image_size``, to uint8 [S, S]: zeros on both sides of it.
+
+    An image [h, w, 3] becomes [S, S, 3]. Raises UnreadableImageError for a constant image.
+    """
+    film = torch.from_numpy(image)[None] if image.ndim == 2 else torch.from_numpy(image).permute(2, 0, 1)  # [C, h, w]
+    spare = [image_size - side for side in film.shape[:0:-1]]  # of width, then of height
+    return to_uint8(F.pad(film, [zeros for one in spare for zeros in (one // 2, one - one // 2)]))
+
+
+def to_uint8(image: Tensor) -> np.ndarray:
+    """Float [1, S, S] in 0..255 to uint8 [S, S], [3, S, S] to [S, S, 3], rounded.
+
+    Raises UnreadableImageError for a constant image.
+    """
+    planes = image.round().clamp(0, 255).to(torch.uint8)
+    pixels = planes[0].numpy() if len(planes) == 1 else planes.permute(1, 2, 0).contiguous().numpy()
+    if pixels.max() == pixels.min():
+        raise UnreadableImageError("constant image")
+    return pixels
 
 
 def film(file: Path, size: int, burned_in: str, colour: bool = False) -> tuple[np.ndarray, str] | str:

@@ -15,7 +15,6 @@ from fedvlp.core.device import moved, prefetched, to_device
 from fedvlp.core.types import Batch
 from fedvlp.data.cohort import Cohort, NoRecordsError, digest
 from fedvlp.data.sentences import units
-from fedvlp.data.transforms import cropped, eval_batch, random_corners
 
 logger = logging.getLogger(__name__)
 
@@ -336,3 +335,73 @@ class SiteData:
         pixels = np.ascontiguousarray(self._cohort.images(rows))
         shown = imaged.reshape(-1, *[1] * (pixels.ndim - 1))
         return torch.from_numpy(pixels if imaged.all() else np.where(shown, pixels, 0))
+
+
+# Crops and grey levels of a batch
+
+
+def train_batch(images: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """uint8 [B, S, S] to float32 [B, 1, size, size] in -1..1, each image cropped at random by ``generator``.
+
+    Images in colour, [B, S, S, 3], become [B, 3, size, size]. None is flipped: a chest film has a side. Nothing is
+    drawn from the generator where S equals ``size``. Raises ValueError for other images, or where S is below ``size``.
+    """
+    return cropped(images, size, random_corners(images, len(images), size, generator))
+
+
+def random_corners(images: Tensor, count: int, size: int, generator: torch.Generator) -> Tensor | None:
+    """Rows and columns [2, count] int64 of the first pixels of crops; None where the images' S equals ``size``.
+
+    ``images`` [B, S, S] or [B, S, S, 3] are those of a batch of ``count`` records, or some of them.
+    """
+    spare = _spare(images, size)
+    return torch.randint(spare + 1, (2, count), generator=generator, device="cpu") if spare else None
+
+
+def cropped(images: Tensor, size: int, corners: Tensor | None) -> Tensor:
+    """What ``train_batch`` makes of images [B, S, S] or [B, S, S, 3] on any device, with ``corners`` [2, B] there.
+
+    The CPU copies each crop's rows; a GPU gathers the pixels of all crops at once. Both give the same numbers.
+    """
+    if corners is None:
+        return _normalise(images)
+    return _normalise((_sliced if images.device.type == "cpu" else _gathered)(images, size, corners))
+
+
+def _sliced(images: Tensor, size: int, corners: Tensor) -> Tensor:
+    starts = zip(images, *corners.tolist(), strict=True)
+    return torch.stack([image[y : y + size, x : x + size] for image, y, x in starts])
+
+
+def _gathered(images: Tensor, size: int, corners: Tensor) -> Tensor:
+    span = torch.arange(size, device=images.device)
+    rows, columns = (start[:, None] + span for start in corners)  # [B, size] each
+    film = torch.arange(len(images), device=images.device)[:, None, None]  # [B, 1, 1]
+    return images[film, rows[:, :, None], columns[:, None, :]]
+
+
+def eval_batch(images: Tensor, size: int) -> Tensor:
+    """uint8 [B, S, S] to float32 [B, 1, size, size] in -1..1, cropped at the centre.
+
+    Images in colour are taken, and other images refused, as by ``train_batch``.
+    """
+    start = _spare(images, size) // 2
+    return _normalise(images[:, start : start + size, start : start + size])
+
+
+def _spare(images: Tensor, size: int) -> int:
+    """How many pixels the images [B, S, S] or [B, S, S, 3] are wider than ``size``, checked."""
+    shaped = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
+    if not shaped or images.shape[1] != images.shape[2] or images.dtype != torch.uint8:
+        raise ValueError(
+            f"batch: expected uint8 [B, S, S] images, or [B, S, S, 3], got {images.dtype} {list(images.shape)}"
+        )
+    if not 0 < size <= images.shape[1]:
+        raise ValueError(f"batch: cannot crop {size} pixels from images of {images.shape[1]}; decode them larger")
+    return images.shape[1] - size
+
+
+def _normalise(images: Tensor) -> Tensor:
+    """(x / 255 - 0.5) / 0.5 of uint8 [B, H, W] as float32 [B, 1, H, W], of [B, H, W, 3] as [B, 3, H, W]."""
+    scaled = images.to(torch.float32).mul_(2 / 255).sub_(1)
+    return scaled.unsqueeze(1) if images.ndim == 3 else scaled.permute(0, 3, 1, 2).contiguous()

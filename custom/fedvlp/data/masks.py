@@ -69,8 +69,8 @@ def _check_proportions(mask: tuple[int, ...], film: tuple[int, int]) -> None:
     scale = max(small) / max(large)
     if any(abs(side - other * scale) > 1 for side, other in zip(small, large, strict=True)):
         raise ValueError(
-            f"mask: a mask of {mask[1]} x {mask[0]} pixels has other proportions than its film, which has {film[1]} x "
-            f"{film[0]}; export masks in the size of their films"
+            f"mask: a mask of {mask[1]} x {mask[0]} pixels has other proportions than its image, which has {film[1]} x "
+            f"{film[0]}; export masks in the size of their images"
         )
 
 

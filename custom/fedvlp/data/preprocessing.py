@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from fedvlp.data.image_kinds import write_kinds
+from fedvlp.data.images import DECODING, square
+from fedvlp.data.loader import eval_batch
 from fedvlp.data.radiograph import ImageAccessError, UnreadableImageError, read_film
 from fedvlp.data.report_text import AS_WRITTEN, CLEANED, clean_phrase
-from fedvlp.data.transforms import DECODING, eval_batch, square
 
 FIELDS = ("decoding", "longest_side", "input_size", "reports")
 """What a description must have; all else in it is for people, and for programs other than fedvlp."""
@@ -25,7 +26,7 @@ REMEDIES = {
     "corrupt image": "its content is damaged or incomplete; export it again",
     "empty file": "it has no bytes; copy or export it again",
     "constant image": "all of its pixels are equal",
-    "no image": "it is a DICOM report, presentation state or other document; give the film that belongs to it",
+    "no image": "it is a DICOM report, presentation state or other document; give the image that belongs to it",
     "no pixel data": "it has the header of an image alone; export it with its pixels",
     "needs another decoder": "pip install 'fedvlp[dicom]' reads JPEG Lossless too; or export it uncompressed",
     "unsupported transfer syntax": "export it uncompressed",
@@ -56,8 +57,8 @@ class Preprocessing:
     def __post_init__(self) -> None:
         if not 8 <= self.input_size <= self.longest_side:
             raise ValueError(
-                f"preprocessing: cannot crop {self.input_size} pixels from films of {self.longest_side}; expected at "
-                "least 8, and no more than the films have"
+                f"preprocessing: cannot crop {self.input_size} pixels from images of {self.longest_side}; expected at "
+                "least 8, and no more than the images have"
             )
         if self.reports not in (CLEANED, AS_WRITTEN):
             raise ValueError(f"preprocessing: reports are {self.reports!r}, expected {CLEANED!r} or {AS_WRITTEN!r}")
@@ -66,7 +67,7 @@ class Preprocessing:
         """As config.json of a model says it: enough to do the same without fedvlp."""
         said = self._described()
         if self.colour:
-            said |= {"colour": True, "channels": "three: red, green, blue; equal where a film is grey"}
+            said |= {"colour": True, "channels": "three: red, green, blue; equal where an image is grey"}
             said["grey_levels"] = said["grey_levels"].partition("; colour")[0]
         return said
 
@@ -76,10 +77,10 @@ class Preprocessing:
             "decoding": self.decoding,
             "grey_levels": (
                 "of any number of bits alike: after the modality LUT and the first VOI window, percentile 0.1 of the "
-                "film at a longer side of 256 pixels becomes 0 and percentile 99 becomes 240, and what lies beyond "
-                "0..255 is cut off, before the film is resized; rows and columns of one value (a border) and pixels of "
-                "a DICOM file's PixelPaddingValue are left out of the percentiles, and the latter are black; colour to "
-                "grey by ITU-R 601"
+                "image at a longer side of 256 pixels becomes 0 and percentile 99 becomes 240, and what lies beyond "
+                "0..255 is cut off, before the image is resized; rows and columns of one value (a border) and pixels "
+                "of a DICOM file's PixelPaddingValue are left out of the percentiles, and the latter are black; colour "
+                "to grey by ITU-R 601"
             ),
             "monochrome1": "inverted, so that bright is dense",
             "longest_side": self.longest_side,
@@ -124,7 +125,7 @@ class Preprocessing:
         if self.decoding == DECODING:
             return ""
         return (
-            f"this model's films were decoded by {self.decoding[:40]!r}, and this fedvlp decodes by {DECODING!r}; "
+            f"this model's images were decoded by {self.decoding[:40]!r}, and this fedvlp decodes by {DECODING!r}; "
             "use the version of fedvlp that the model's README.md names"
         )
 
@@ -133,7 +134,7 @@ class Preprocessing:
         try:
             return square(read_film(film, self.longest_side, self.colour), self.longest_side)
         except (UnreadableImageError, ImageAccessError) as error:
-            which = "the film" if count == 1 else f"film {number} of {count}"
+            which = "the image" if count == 1 else f"image {number} of {count}"
             if isinstance(error, ImageAccessError):
                 raise PreparationError(f"{which} cannot be used: {error}") from None
             remedy = REMEDIES.get(error.reason, "")

@@ -217,7 +217,7 @@ def _of_memory(film: Any, colour: bool) -> _Values:
     if any(base.__module__.startswith("PIL.") for base in kind):
         _check_header(film.width, film.height, _frames(film))
         return _of_pil(_upright(film), colour, invert=_white_is_zero(film))
-    raise UnreadableImageError("unsupported kind of film", f"{type(film).__name__}")
+    raise UnreadableImageError("unsupported kind of image", f"{type(film).__name__}")
 
 
 def _of_array(pixels: np.ndarray, colour: bool) -> _Values:
@@ -240,8 +240,9 @@ def _as_file(dataset: Any) -> BytesIO:
     from pydicom.dataset import FileMetaDataset
 
     film, buffer = Dataset(), BytesIO()
+    unreadable = _unreadable(dataset)
     for tag in (*DICOM_TAGS, "PixelData"):
-        if tag in dataset:
+        if tag in dataset and tag not in unreadable:
             film[tag] = dataset.get_item(tag)  # as it was read: a value that is no number is still to be told
     film.preamble, film.file_meta = bytes(128), FileMetaDataset()
     film.file_meta.TransferSyntaxUID = _syntax_of(dataset)
@@ -492,10 +493,8 @@ def _header(source: Path | BytesIO) -> Any:
 
 def _completed(header: Any) -> Any:
     """``header`` without values that cannot be read, and with those that devices leave out because one is usual."""
-    unreadable = {tag for tag in DICOM_TAGS if not _is_readable(header, tag)}
+    unreadable = _unreadable(header)
     header.unusable = not unreadable.isdisjoint((*RESCALE, *WINDOW))  # an attribute of ours, and no tag
-    if unreadable.intersection(RESCALE):
-        unreadable.update(WINDOW)  # which is in the units of the rescale
     for tag in unreadable.intersection(header.dir()):
         del header[tag]
 
@@ -515,6 +514,14 @@ def _completed(header: Any) -> Any:
     missing("RescaleSlope", 1)
     missing("RescaleIntercept", 0)
     return header
+
+
+def _unreadable(header: Any) -> set[str]:
+    """Tags to go without: those that cannot be read, and with a rescale the window, which is in its units."""
+    unreadable = {tag for tag in DICOM_TAGS if not _is_readable(header, tag)}
+    if unreadable.intersection(RESCALE):
+        unreadable.update(WINDOW)
+    return unreadable
 
 
 def _is_readable(header: Any, tag: str) -> bool:

@@ -79,6 +79,10 @@ class DataSource:
         """The classes of which each record has one, where that is so."""
         return ()
 
+    def written(self) -> dict[str, str]:
+        """Id of a record -> its report as somebody wrote it, for its owner's eyes, where that is not the cohort's."""
+        return {}
+
 
 @runtime_checkable
 class Screening(Protocol):

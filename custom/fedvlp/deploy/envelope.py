@@ -128,7 +128,7 @@ class Envelope:
         for name in ("processes", "threads", "hours"):
             require(getattr(self, name) > 0, f"envelope.{name} is {getattr(self, name)}; it must be positive")
         most = self.most_membership
-        require(50 <= most <= 100, f"envelope.most_membership is {most}; it is an area in percent, 50 (a coin) to 100")
+        require(50 <= most <= 100, f"envelope.most_membership is {most}; it is an area in percent, 50 (chance) to 100")
         require(self.memory_gb >= 0, f"envelope.memory_gb is {self.memory_gb}; 0 = what the machine has")
         require(self.image_size >= 1, f"envelope.image_size is {self.image_size}; at least 1")
         require(self.cache_gb > 0, f"envelope.cache_gb is {self.cache_gb}; it must be positive")
@@ -142,6 +142,12 @@ class Envelope:
         """
         _refuse_extremes(experiment, BOUNDS | {"image_size": self.image_size})
         mark = fingerprint(experiment)
+        self._refuse_unlisted(experiment, mark)
+        self._refuse_disclosing(experiment, mark)
+        self._refuse_few_sites(experiment)
+        self._refuse_threads(experiment)
+
+    def _refuse_unlisted(self, experiment: Experiment, mark: str) -> None:
         if self.presets or self.accepted:
             usual = (
                 replace(experiment, rounds=replace(experiment.rounds, quorum=0)) if self.least_quorum else experiment
@@ -155,6 +161,8 @@ class Envelope:
                     ),
                     mark=mark,
                 )
+
+    def _refuse_disclosing(self, experiment: Experiment, mark: str) -> None:
         shown = experiment.method.discloses()
         if shown and mark not in self.accepted:
             raise EnvelopeError(
@@ -167,6 +175,8 @@ class Envelope:
                 ),
                 mark=mark,
             )
+
+    def _refuse_few_sites(self, experiment: Experiment) -> None:
         quorum = experiment.rounds.quorum
         if quorum < self.least_quorum:
             raise EnvelopeError(
@@ -177,6 +187,8 @@ class Envelope:
                 quorum=quorum,
                 least_quorum=self.least_quorum,
             )
+
+    def _refuse_threads(self, experiment: Experiment) -> None:
         for training in (experiment.training, experiment.server_training):
             if training is not None and training.threads > self.threads:
                 raise EnvelopeError(

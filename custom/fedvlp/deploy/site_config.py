@@ -280,7 +280,7 @@ def _checked(content: Any, kit: Path) -> SiteConfig:
     require(isinstance(entries, dict), '"data" maps names to data sets')
     for name in entries:
         require_name("the name of a data set", name)
-    require(SYNTHETIC not in entries, f"{SYNTHETIC!r} is the built-in cohort; give the data set another name")
+    require(SYNTHETIC not in entries, f"{SYNTHETIC!r} is the synthetic cohort; give the data set another name")
     root = (kit / content.get("root", "data")).resolve()
     sources = {name: _source(entry, root, kit) for name, entry in entries.items()}
     for name in content.get("public", ()):

@@ -337,13 +337,13 @@ def _text_in_films(name: str, source: FileSource) -> Check:
     """Whether anybody looks for names and dates in the pixels of a data set."""
     said = {
         SEARCH: "searched for",
-        HEADER: 'only films whose header says so are left out; "burned_in": "search" looks at pixels',
-        ACCEPT: "films are used whatever is burned into them",
+        HEADER: 'only images whose header says so are left out; "burned_in": "search" looks at pixels',
+        ACCEPT: "images are used whatever is burned into them",
     }[source.burned_in]
     searched = source.burned_in == SEARCH
     if searched and not can_search():
         searched, said = False, "pixels are NOT searched: pip install 'fedvlp[ocr]'"
-    return Check(f"text in films of {name}", searched or None, said)
+    return Check(f"text in images of {name}", searched or None, said)
 
 
 def _not_allowed() -> str:
@@ -401,7 +401,7 @@ def _software(kit: Path, root: str) -> Iterator[Check]:
 
 
 def _few(names: list[str]) -> str:
-    """At most five of them, and how many there are beside."""
+    """The first five names, and how many more there are."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 

@@ -53,13 +53,14 @@ class Attribution:
 
 
 def within(result: Attribution, mask: Tensor) -> str:
-    """How much of the strongest tenth of the map lies within a bool mask [S, S], beside the mask's share of the film.
+    """How much of the strongest tenth of the map lies within a bool mask [S, S], beside the mask's share of the image.
 
     A map that knows nothing of the mask has both alike.
     """
     strongest = result.added >= result.added.flatten().quantile(0.9)
     inside, area = float(mask[strongest].double().mean()), float(mask.double().mean())
-    return f"of the strongest tenth of the map {inside:.0%} lies within the mask, which is {area:.0%} of the film"
+    shares = f"{100 * inside:.0f} % lies within the mask, which is {100 * area:.0f} % of the image"
+    return f"of the strongest tenth of the map {shares}"
 
 
 def attribution(
@@ -78,7 +79,7 @@ def attribution(
     square = max(2, side // SHARE) if square is None else square
     if not 2 <= square <= side:
         raise ValueError(
-            f"a square of {square} pixels; expected 2 to {side}, the side of the film as the model sees it"
+            f"a square of {square} pixels; expected 2 to {side}, the side of the image as the model sees it"
         )
     prepared = (film if isinstance(film, Tensor) else model.preprocess(film)).to(model.device)  # [C, S, S]
     text = model.encode_text(phrase)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +29,22 @@ class AUC:
         """Unweighted mean area, 0..1, over the findings ``names`` (None: all) that have one; None where none has."""
         values = [value for name, value in self.by_label.items() if names is None or name in names]
         return sum(values) / len(values) if values else None
+
+
+def roc(scores: Tensor, truth: Tensor, rates: Sequence[float]) -> list[float]:
+    """Sensitivity at each of the false-positive ``rates`` (ascending, 0..1), from scores [N] and truth [N] in {1, 0}.
+
+    Equal scores are one threshold, between thresholds the curve is a straight line: its area is the AUC.
+    """
+    values, index = torch.unique(scores, return_inverse=True)
+
+    def shares(kind: Tensor) -> list[float]:
+        """Of the records of a kind, the share at or above each value, from none to all."""
+        at_value = torch.zeros(len(values), dtype=torch.float64).index_add(0, index, kind)
+        return [0.0, *(at_value.flip(0).cumsum(0) / kind.sum()).tolist()]
+
+    curve = np.interp(rates, shares(1 - truth.double()), shares(truth.double()))
+    return [float(value) for value in curve]
 
 
 def refuse_nan(scores: Tensor, who: str) -> None:

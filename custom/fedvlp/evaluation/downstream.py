@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fedvlp.core.seeds import seed as seed_of
 from fedvlp.data.cohort import SPLITS, Cohort, digest
+from fedvlp.data.loader import eval_batch
 from fedvlp.data.report_text import clean_report
-from fedvlp.data.transforms import eval_batch
 from fedvlp.models.dual_encoder import masked_mean
 
 TRAIN, VAL, TEST = SPLITS

@@ -48,6 +48,15 @@ BINS = 15
 def calibration_error(stated: Tensor, happened: Tensor, bins: int = BINS) -> float:
     """Mean over records of |mean stated probability - share that happened| in the record's bin, 0..1.
 
+    Raises ValueError without a record.
+    """
+    groups = reliability(stated, happened, bins)
+    return sum(count * abs(said - was) for count, said, was in groups) / len(stated)
+
+
+def reliability(stated: Tensor, happened: Tensor, bins: int = BINS) -> list[tuple[int, float, float]]:
+    """(records, mean stated probability, share that happened) of every bin with a record.
+
     ``stated`` [N] in 0..1, ``happened`` [N] in {1, 0}. Bin b holds (b - 1) / bins < p <= b / bins, the first 0 too.
     Raises ValueError without a record.
     """
@@ -55,9 +64,11 @@ def calibration_error(stated: Tensor, happened: Tensor, bins: int = BINS) -> flo
         raise ValueError(f"calibration: {len(stated)} probabilities and {len(happened)} outcomes; expected one each")
     inner = torch.linspace(0, 1, bins + 1, dtype=torch.float64)[1:-1]
     index = torch.bucketize(stated.double(), inner)  # [N]
-    zeros = torch.zeros(bins, dtype=torch.float64)
-    gap = zeros.index_add(0, index, stated.double() - happened.double())  # [bins], count times difference of the means
-    return float(gap.abs().sum() / len(stated))
+    count, said, was = (
+        torch.zeros(bins, dtype=torch.float64).index_add(0, index, values.double()).tolist()
+        for values in (torch.ones(len(stated)), stated, happened)
+    )
+    return [(int(n), p / n, h / n) for n, p, h in zip(count, said, was, strict=True) if n]
 
 
 log = logging.getLogger(__name__)
@@ -182,7 +193,7 @@ class Sample:
     targets: Tensor  # [n, L]
 
     def take(self, positions: Tensor) -> Sample:
-        """Those at ``positions`` [m]."""
+        """The features and targets of the records at ``positions`` [m]."""
         return Sample(self.features[positions], self.targets[positions])
 
 
@@ -367,15 +378,20 @@ def _majority(task: Task, train: Tensor, truth: Tensor) -> float:
 
 def _calibration(task: Task, probabilities: Tensor, truth: Tensor) -> float:
     """Of the class that is named, or the mean over findings."""
+    return fmean(calibration_error(*pair) for pair in _stated(task, probabilities, truth).values())
+
+
+def _stated(task: Task, probabilities: Tensor, truth: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Finding -> (stated probability, what happened) where that is known; of classes, of the one that is named."""
     if task.exclusive:
         stated, named = probabilities.max(dim=1)
-        return calibration_error(stated, named == truth.argmax(dim=1))
-    errors = []
-    for stated, target in zip(probabilities.T, truth.T, strict=True):
-        known = ~target.isnan()
-        if known.any():
-            errors.append(calibration_error(stated[known], target[known]))
-    return fmean(errors)
+        return {"the class named": (stated, named == truth.argmax(dim=1))}
+    known = ~truth.isnan()
+    return {
+        name: (probabilities[here, column], truth[here, column])
+        for column, (name, here) in enumerate(zip(task.names, known.T, strict=True))
+        if here.any()
+    }
 
 
 def _judged(probed: Probed, subset: str, count: int, majority: float, resamples: int) -> ProbeResult:
@@ -472,9 +488,10 @@ def compare(one: Probed, others: dict[str, Probed], resamples: int = 1000) -> li
 
 
 def write_probe(probed: Probed, differences: Sequence[Difference], path: Path) -> list[Path]:
-    """Writes ``<path>.csv`` and, as far as there are such, ``-sites.csv``, ``-subgroups.csv`` and ``-against.csv``."""
+    """Writes ``<path>.csv``, ``-reliability.csv`` and, where there are such, sites, subgroups and comparisons."""
     tables = {
         "": _subset_lines(probed),
+        "-reliability": _reliability_lines(probed),
         "-sites": [
             {
                 "train_on": one.subset,
@@ -530,3 +547,15 @@ def _subset_lines(probed: Probed) -> list[dict[str, Any]]:
         }
         for one in probed.results
     ]
+
+
+def _reliability_lines(probed: Probed) -> list[dict[str, Any]]:
+    """Stated and true probability of each bin, over the records under all seeds. No record has a line of its own."""
+    lines = []
+    for subset, by_seed in probed.probabilities.items():
+        pairs = _stated(probed.task, by_seed.flatten(0, 1), probed.truth.repeat(len(by_seed), 1))
+        for label, (stated, happened) in pairs.items():
+            for count, said, was in reliability(stated, happened):
+                line = {"records": count / len(by_seed), "stated": said, "happened": was}
+                lines.append({"train_on": subset, "label": label, **line})
+    return lines

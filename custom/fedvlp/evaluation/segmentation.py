@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from fedvlp.core.seeds import seed as seed_of
 from fedvlp.core.seeds import seeded
 from fedvlp.data.cohort import Cohort
-from fedvlp.data.transforms import eval_batch
+from fedvlp.data.loader import eval_batch
 from fedvlp.evaluation.downstream import Records, Subset, records, refuse_schedule, subsets, train_head
 from fedvlp.evaluation.intervals import Interval, bootstrap, macro, mean_of
 from fedvlp.evaluation.output import columns_of, write_table

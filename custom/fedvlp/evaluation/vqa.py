@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from fedvlp.core.seeds import seed as seed_of
 from fedvlp.core.seeds import seeded
 from fedvlp.data.cohort import Cohort, Question
-from fedvlp.data.transforms import eval_batch
+from fedvlp.data.loader import eval_batch
 from fedvlp.evaluation.downstream import (
     Records,
     features,
@@ -396,7 +396,7 @@ def vqa(settings: VQA, model: Any, cohort: Cohort, steps: int | None = None) -> 
     """
     if cohort.questions is None:
         raise ValueError(
-            "vqa: the data have no questions; expected those of the built-in cohort (a single one, not joined) or of "
+            "vqa: the data have no questions; expected those of the synthetic cohort (a single one, not joined) or of "
             "vqa_v2. Give --data vqa_v2:FOLDER or --data synthetic"
         )
     about = cohort.questions(np.arange(len(cohort)))

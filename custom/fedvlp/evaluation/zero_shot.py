@@ -266,9 +266,7 @@ def zero_shot(
             by_seed = [class_scores(image, fused, protocol.ensemble) for _, fused, _ in texts]
             scores[site][name] = torch.stack(by_seed).cpu()
             if name == GLOBAL and own and isinstance(selector, Selector):
-                probabilities = torch.stack(
-                    [site_probabilities(selector, image, reports, words)[:, : len(own)] for reports, _, words in texts]
-                )
+                probabilities = _told_sites(selector, image, texts)[:, :, : len(own)]
                 chosen[site] = torch.stack([choose(of_seed, protocol.threshold) for of_seed in probabilities]).cpu()
                 if site in own:
                     named[site] = float((probabilities.argmax(dim=2) == own.index(site)).double().mean())
@@ -281,6 +279,11 @@ def zero_shot(
         labels = test_labels(records, protocol.batch_size)[:, columns]
         results += [_judge(protocol, name, site, by_seed, labels) for name, by_seed in scores[site].items()]
     return results, [SelectorChoices(site, _shares(choice, names)) for site, choice in chosen.items()]
+
+
+def _told_sites(selector: Selector, image: Tensor, texts: Sequence[tuple[Embeddings, Embeddings, Tensor]]) -> Tensor:
+    """[seeds, N, sites]: how likely the selector holds each image to be each site's, with the prompts of each seed."""
+    return torch.stack([site_probabilities(selector, image, reports, words) for reports, _, words in texts])
 
 
 def _say_near_chance(named: Mapping[str, float]) -> None:

@@ -94,16 +94,21 @@ def quantise(value: Tensor, base: Tensor, missed: Tensor | None = None) -> tuple
     """
     codes = torch.empty(value.shape, dtype=torch.int8)
     scales = torch.zeros(len(value))
-    work: list[Tensor] = []
+    work = torch.empty(0)
     for rows, start, code, scale, error in _blocks(value, base, codes, scales, base if missed is None else missed):
-        work = work or [torch.empty(rows.shape), torch.empty(rows.shape)]
-        delta, other = (buffer[: len(rows)] for buffer in work)
+        if not work.numel():
+            work = torch.empty(rows.shape)
+        delta = work[: len(rows)]
+        # 1. What is to be coded: the value, and what earlier codes left out of it.
         target = rows if missed is None else error.add_(rows)
         torch.sub(target, start, out=delta)
-        torch.amax(torch.abs(delta, out=other), 1, out=scale)
-        scale.div_(127)
-        inverse = torch.where(scale > TINY, 1 / scale, 0)  # a row that rounds to nothing has codes of 0
+        # 2. Codes: the largest absolute value of a row becomes 127. It is found in two reads: to write the absolute
+        # values would cost the cache another block.
+        torch.maximum(delta.amax(1), delta.amin(1).neg_(), out=scale).abs_().div_(127)
+        small = (scale > TINY).logical_not_()  # a row that rounds to nothing has codes of 0
+        inverse = scale.reciprocal().masked_fill_(small, 0)
         code.copy_(delta.mul_(inverse[:, None]).round_())
+        # 3. What the receiver will read, and what is left for the next time.
         _decode(delta, code, scale, start)
         if missed is None:
             error.copy_(delta)
@@ -143,6 +148,7 @@ def encode(value: State, base: Mapping[str, Tensor], wire: Wire, missed: State) 
     out: State = {}
     for name, tensor in value.items():
         start = base.get(name)
+        # As it is; or 8-bit codes with a scale a row; or in a narrower float, as a difference where the wire says so.
         if start is None or not coded(tensor) or start.shape != tensor.shape:
             out[name] = tensor
         elif wire.up == "int8":

@@ -110,6 +110,7 @@ class WorkerPool:
                 _close(aux)
 
         try:
+            # Each worker has one task at a time, and its next one as soon as it has answered.
             for index in queues:
                 next_task(index)
             while busy:
@@ -144,6 +145,7 @@ class WorkerPool:
             connection.close()
             del self._workers[index]
             self._start(index)
+            # The site is lost for this phase alone: a new worker has taken the place.
             text = f"its worker process ended with exit code {process.exitcode} and was replaced"
             return Failure(FailureKind.LOST, text)
 

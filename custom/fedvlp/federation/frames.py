@@ -88,6 +88,7 @@ def _fill(file: int, state: Mapping[str, Tensor]) -> list[tuple[str, str, list[i
     for name in state:
         tensor = state[name].detach().contiguous()
         layout.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), position))
+        # A write may take only a part: the rest is written where it ended.
         rest = memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data) if tensor.numel() else memoryview(b"")
         while rest:
             written = os.pwrite(file, rest, position)

@@ -234,8 +234,12 @@ class Federation:
     def _wanted(self, index: int) -> int:
         """How many held-out splits the model that this phase starts from is measured on: none, val, or test too."""
         server, every = self.server, self.rounds.evaluate_every
-        ends = server.round == 0 or server.phase == EVALUATE
-        return 0 if not every or index else 2 if ends else int(server.round % every == 0)
+        if not every or index:
+            return 0
+        # The test split is for the first and the last model alone.
+        if server.round == 0 or server.phase == EVALUATE:
+            return 2
+        return int(server.round % every == 0)
 
     def _asked(self) -> tuple[str, ...]:
         server = self.server
@@ -275,6 +279,8 @@ class Federation:
         server, asked = self.server, self._asked()
         self._passed = set()
         times, share = self.rounds.clip_to_median, self.rounds.max_share
+
+        # 1. The updates that passed the checks, shortened or counted less where the settings limit them.
         updates = self._valid(messages, replies, dropped)
         if server.phase != EVALUATE and (times or share < 1):
             updates = bounded(
@@ -290,7 +296,10 @@ class Federation:
             del update  # one is resident at a time
         for site in asked:
             if site not in replies:
+                # Whoever was left out on purpose is no site that failed.
                 dropped.setdefault(site, "no reply" if site in messages else "left out after missed phases")
+
+        # 2. The quorum. Below it the phase is undone, and nothing of it is in the state.
         needed = self.rounds.needed(len(asked))
         if len(replies) < needed:
             raise QuorumLostError(
@@ -298,6 +307,8 @@ class Federation:
                 + "; ".join(f"{site}: {why}" for site, why in sorted(dropped.items()))
                 + ". The model is as it was before this phase; resume the run once these are solved."
             )
+
+        # 3. Who was silent: such a site is left out after ``max_missed`` rounds, and asked again now and then.
         for site in asked:
             server.missed[site] = 0 if site in replies else server.missed.get(site, 0) + 1
         self._to_ask -= messages.keys()
@@ -368,7 +379,9 @@ class Federation:
         if server.trainer:
             server.modalities[site] = tuple(name for name in MODALITIES if name in update.modalities)
         phases = method.phases(server.round)
+        # Numbers for the method come with the first phase of a round alone; they are of the model that it starts from.
         probed = server.phase in (EVALUATE, phases[0])
+        # Values are read once: whether they are finite, and how far they are from what the site was sent.
         change = Change(server.state if server.phase == EVALUATE else method.sent(server, site))
         problem = check(
             update,

@@ -68,8 +68,9 @@ def _model_of(key: str) -> tuple[str, str]:
 def failure(error: Exception) -> Failure:
     """The reply of a site whose task ended in ``error``."""
     said = reason(error)
-    public = error.public if isinstance(error, SiteError) else said if _no_memory(error) or _no_file(error) else UNTOLD
-    return Failure(getattr(error, "kind", FailureKind.FAILED), said, public)
+    if isinstance(error, SiteError):
+        return Failure(error.kind, said, error.public)
+    return Failure(FailureKind.FAILED, said, said if _no_memory(error) or _no_file(error) else UNTOLD)
 
 
 def _no_memory(error: Exception) -> bool:

@@ -70,6 +70,7 @@ class Sent:
 
     def to(self, held: Copy | None) -> tuple[int, State]:
         """The label of the copy to change, and the tensors to send to a site that holds ``held``."""
+        # A site with no copy, or with another one than the 8-bit codes change, is sent everything.
         if held is None or (self.codes is not None and held.label != self.on):
             return 0, self.base
         changed = [name for name, value in self.copy.digests.items() if held.digests.get(name) != value]
@@ -99,6 +100,7 @@ class ServerEnd:
             if isinstance(reply, Update):
                 reply = self._incoming(site, reply, sent[site], detach=bool(lost))
             elif self._held.pop(site, None) and reply.kind is FailureKind.NOT_HELD:
+                # It is asked again below, once the others have answered.
                 lost.append(site)
                 continue
             yield site, reply
@@ -137,9 +139,11 @@ class ServerEnd:
         if not base:
             base = {name: codec.cast(name, tensor, "bfloat16") for name, tensor in state.items()}
         for name, tensor in state.items():
+            # Unchanged since it was sent last.
             if before.get(name, digests[name]) == digests[name]:
                 continue
             if codec.coded(tensor):
+                # ``quantise`` moves the base to what sites decode, so the next change makes up for what this one lost.
                 base[name] = codec.widen(base[name])
                 codes[name], codes[name + SCALE] = codec.quantise(tensor, base[name])
             else:
@@ -206,6 +210,7 @@ class SiteEnd:
         _refuse_other_copy(memory, on)
         came = message.state
         for name, tensor in came.items():
+            # An 8-bit change of the copy, or a whole tensor; the scales are read with their codes.
             if name + SCALE in came and name in held:
                 held[name] = codec.changed(name, tensor, came[name + SCALE], codec.widen(held[name]))
             elif not (name.endswith(SCALE) and name.removesuffix(SCALE) in held):
@@ -221,6 +226,7 @@ class SiteEnd:
         current, self._task = self._task, None
         if current is None or current.key != task_of(self._phases, update):
             raise CodecError("the update belongs to no broadcast that was received")
+        # What 8-bit codes left out of this update goes into the next one of the same model.
         own = self._missed(update.phase)
         missed = without_prefix(current.missed, own)
         state = codec.encode(update.state, current.base, self.wire, missed)

@@ -33,7 +33,7 @@ from fedvlp.federation.site import reason
 from fedvlp.flare import messages
 from fedvlp.flare.curves import only_figures
 from fedvlp.flare.paths import refuse_split_workspace, runs_root
-from fedvlp.flare.tensor_stream import PieceDecomposer, UndeliveredError
+from fedvlp.flare.tensor_stream import MAPPED_BYTES_SMALL, PieceDecomposer, UndeliveredError, return_freed_memory
 from fedvlp.flare.tracking import RUN_FOLDER, announce_record
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import identity
@@ -152,7 +152,7 @@ class FederatedController(Controller):
         # 2. A clone of a job whose run has finished meanwhile has nothing to do.
         if folder.finished:
             write_end(folder.status_file, FINISHED, known=folder.status())
-            said = f"run {folder.path} has finished, and this job is a clone to go on with it: nothing is trained"
+            said = f"run {folder.path} has finished, and this job is a clone to resume it: nothing is trained"
             self.log_info(fl_ctx, f"{said}. To run it once more, submit the job's folder")
             return
 
@@ -190,10 +190,12 @@ class FederatedController(Controller):
         server, next_phase = assembly.open(folder, tuple(names))
         self._note_attendance(server.sites, names, status, fl_ctx)
 
-        # 3. Room for large models, and an end when FLARE wants one.
+        # 3. Room for models, and an end when FLARE wants one.
         del assembly  # and the untrained model with it, unless the server trains
         if self._spool and total_size(server.state) > PARK_BYTES:
             self._tensors.spool_to(self._spool)
+        elif not server.trainer:  # whose every step would map and unmap its tensors
+            return_freed_memory(MAPPED_BYTES_SMALL)
         if server.trainer:
             server.trainer.stop_when(lambda: self._abort.triggered)
         said = f"resumes at round {server.round}" if resumed else "begins"
@@ -210,7 +212,7 @@ class FederatedController(Controller):
             self._tell(status, record)
             if self._tensors.root:
                 server.spare = {}  # room for a model that the next transfers may need
-                cleanup_memory()
+            cleanup_memory()  # FLARE's transfers leave cycles that hold their bytes
 
         self._federation = federation = Federation(
             method,
@@ -236,8 +238,8 @@ class FederatedController(Controller):
         needed, there = self._rounds().needed(len(sites)), len(set(sites) & set(here))
         if there < needed:
             raise QuorumLostError(
-                f"run {self._run['folder']} goes on with the sites that it began with, {', '.join(sites)}: {there} of "
-                f"them are here, {needed} needed. Absent: {', '.join(absent)}; here: {', '.join(here)}. Start the "
+                f"run {self._run['folder']} continues with the sites that it began with, {', '.join(sites)}: {there} "
+                f"of them are here, {needed} needed. Absent: {', '.join(absent)}; here: {', '.join(here)}. Start the "
                 f"absent ones; for a new run of other sites, move {self._run['folder']} out of the server's runs."
             )
         if absent:

@@ -76,7 +76,7 @@ def resubmit(opened: Session, job_id: str, folder: Path | None = None, *, abort:
     """Submits the job ``job_id`` again, or ``folder`` in its place; returns what was found and the new job's id.
 
     ``abort`` ends a job that runs first: FLARE does not take a site that was restarted back into a running job, a new
-    one does. Raises ResubmitError when the job still runs or has finished: there is nothing to go on with.
+    one does. Raises ResubmitError when the job still runs or has finished: there is nothing to resume.
     """
     verdict = judge(opened, job_id)
     if verdict.running and abort:
@@ -96,7 +96,7 @@ def judge(opened: Session, job_id: str) -> Verdict:
         raise ResubmitError(f"the server knows no job {job_id}; `nvflare job list` shows what it has") from error
     status, server = meta.get(JobMetaKey.STATUS.value, ""), opened.get_system_info()
     if any(job.job_id == job_id for job in server.job_info):
-        hint = "to take back a site that was restarted, give --abort: it goes on after the last complete phase"
+        hint = "to take back a site that was restarted, give --abort: it continues after the last complete phase"
         return Verdict(False, f"job {job_id} runs ({status}); {hint}", running=True)
     if status in (RunStatus.SUBMITTED.value, RunStatus.APPROVED.value, RunStatus.DISPATCHED.value):
         tried = "".join(f"; {said}" for said in (meta.get(JobMetaKey.SCHEDULE_HISTORY.value) or [])[-1:])

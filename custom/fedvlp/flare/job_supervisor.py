@@ -58,7 +58,7 @@ def supervise(
             why = str(error) if isinstance(error, ResubmitError) else f"{type(error).__name__}: {error}"
             job = following.job_id
             raise GaveUpError(
-                f"gave up following job {job}: {why}; to go on: fedvlp jobs keep {job} --kit {kit}"
+                f"gave up following job {job}: {why}; to resume: fedvlp jobs keep {job} --kit {kit}"
             ) from error
 
 
@@ -134,7 +134,7 @@ def finding(opened: Session, job_id: str, verdict: Verdict) -> str:
     if verdict.resume:
         return verdict.finding
     back = returned(opened, job_id) if verdict.running else []
-    return f"job {job_id} goes on without {', '.join(back)}, which came back" if back else ""
+    return f"job {job_id} continues without {', '.join(back)}, which came back" if back else ""
 
 
 def returned(opened: Session, job_id: str) -> list[str]:

@@ -259,7 +259,7 @@ def _refuse_named_data(experiment: Experiment) -> None:
     dealt = [name for name in ("image_only", "text_only", "public") if getattr(split, name)]
     if dealt:
         raise SiteConfigError(
-            f"partition.{dealt[0]} is for records that are dealt to sites; these keep their own. Leave it at 0"
+            f"partition.{dealt[0]} is for records that are partitioned among sites; these keep their own. Leave it at 0"
         )
 
 

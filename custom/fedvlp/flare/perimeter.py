@@ -356,7 +356,7 @@ def _family(cell: Any) -> str:
 
 
 def _neighbour_leaves(message: Message) -> bool:
-    """Whether a directly connected process takes its leave, which FLARE sends without a token."""
+    """Whether a directly connected process announces that it disconnects, which FLARE sends without a token."""
     said = (message.get_header(MessageHeaderKey.CHANNEL), message.get_header(MessageHeaderKey.TOPIC))
     return said == (CellChannel.CELLNET, CellChannelTopic.Bye) and (
         message.get_header(MessageHeaderKey.ORIGIN) == _cell(message)

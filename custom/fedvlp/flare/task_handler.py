@@ -205,7 +205,7 @@ def refuse_overflow(site: str, samples: int, most: int | None) -> None:
 
 
 def refuse_other(experiment: Experiment, run: dict[str, str]) -> None:
-    """Raises RefusedError unless the server runs this very experiment, and writes what this site reads."""
+    """Raises RefusedError if the server runs another experiment, or a version whose messages this site cannot read."""
     wire, version = run.get("wire"), run.get("version")
     if wire not in [str(known) for known in WIRE_VERSIONS]:
         raise RefusedError(

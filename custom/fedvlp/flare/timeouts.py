@@ -22,7 +22,6 @@ LEAST = 300.0  # seconds; FLARE's own default (communication_timeout, set by eac
 BUSY = 15.0  # seconds until a peer that has much to do answers; every break of a link costs about that
 RESENT = 5.0  # seconds after which FLARE 2.9 sends again what is not acknowledged (streaming_retry_wait)
 SMALLEST = 256 << 10  # bytes of a piece; a smaller one costs more in waiting for the next than it takes
-TOGETHER = 2 << 20  # bytes of small tensors that travel as one; FLARE's own default
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Timeouts:
     def transfers(self) -> dict[str, float]:
         """What server and sites need at the top level of their configuration."""
         names = ("tensor_streaming_per_request_timeout", "tensor_min_download_timeout")
-        sizes = {SETTING: self.piece, "tensor_download_chunk_size": min(TOGETHER, self.piece)}
+        sizes = {SETTING: self.piece, "tensor_download_chunk_size": self.piece}  # of small tensors together
         return sizes | {name: getattr(self, name) for name in names}
 
     def of_site(self) -> dict[str, float]:

@@ -84,6 +84,7 @@ class CARMFL(MFedAvg):
         (modality,) = client.modalities
         pool = message.aux[modality]
         mine, labels = features(client, client.data, modality)
+        # Of the k items nearest by feature, the one whose findings are most alike lends its other half.
         candidates = nearest(mine, pool, min(self.k, len(pool)))
         partners = most_alike(labels, message.aux[LABELS], candidates)
         client.memory = noted(client.memory, partners.to(torch.int32), message.round)
@@ -116,6 +117,7 @@ class SoftmaxMeans(TowerMeans):
         self._waiting.append(replace(update, state={name: t.clone() for name, t in update.state.items()}))
 
     def write(self) -> None:
+        # Now that all have come: n of w_k = n_k / n.
         total = sum(self.method.weight(self.server, update) for update in self._waiting)
         for update in self._waiting:
             samples = self.method.weight(self.server, update)

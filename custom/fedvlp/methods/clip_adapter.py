@@ -49,9 +49,9 @@ class CLIPAdapter(FrozenPair):
 
     def refuse_settings(self, experiment: Any) -> None:
         super().refuse_settings(experiment)
-        hidden = getattr(experiment.extra, "private_hidden", 1)
+        classifies = not isinstance(experiment.extra, AdapterConfig) or experiment.extra.private_hidden > 0
         require(
-            not self.kl or hidden > 0, f"kl is {self.kl} without a classifier; set extra.private_hidden, e.g. to 512"
+            not self.kl or classifies, f"kl is {self.kl} without a classifier; set extra.private_hidden, e.g. to 512"
         )
 
     def class_losses(self, client: Client, vectors: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -133,9 +133,11 @@ class CreamFL(PublicEnsemble):
         own = {name: getattr(output, name) for name in client.modalities}
         terms = {}
         if self.inter:
+            # r_k against the server's vectors of the other modality.
             inter = [self._inter(r, message.aux[opposite(name)], batch).mean() for name, r in own.items()]
             terms["inter"] = self.gamma * torch.stack(inter).sum()
         if self.intra:
+            # r_k towards the server's vector of the same modality, and away from the site's own of the round before.
             known = [(r, message.aux[name][rows], client.memory[PREVIOUS + name][rows]) for name, r in own.items()]
             intra = [intra_contrast(r, g, p, self.temperature) for r, g, p in known]
             terms["intra"] = self.gamma * torch.cat(intra).mean()

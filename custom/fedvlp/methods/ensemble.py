@@ -199,8 +199,10 @@ class Distillation:
 
     def commit(self) -> None:
         method, server = self._method, self._server
+        # Paper: the server trains on the public pairs after the sites; the released code does it before (``prepare``).
         if method.order == "paper":
             method.train_server(server, TASK)
+        # One vector a public item, which the server's model is then drawn to.
         combined = {name: ensemble.mean() for name, ensemble in self._ensembles.items() if ensemble.suppliers}
         if method.kd_weight and combined:
             method.train_server(server, DISTIL, method.targets(server, combined))

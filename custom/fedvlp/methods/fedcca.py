@@ -124,11 +124,8 @@ class Solving:
 
 def head_of(modality: str, state: State) -> tuple[str, str]:
     """Names of the weight [D, W] and of the bias [D] of a linear head."""
-    weight, bias = (
-        next(name for name in state if name.startswith(f"{modality}_head.") and name.endswith(kind))
-        for kind in ("weight", "bias")
-    )
-    return weight, bias
+    names = [name for name in state if name.startswith(f"{modality}_head.")]
+    return next(n for n in names if n.endswith("weight")), next(n for n in names if n.endswith("bias"))
 
 
 def moments_of(state: State) -> State:
@@ -190,12 +187,15 @@ def heads(method: FedCCA, mean: State, state: State) -> State:
     (image_weight, image_bias), (text_weight, text_bias) = (head_of(name, state) for name in ("image", "text"))
     dim, width = state[image_weight].shape
     own = width + 1 if dim > width + 1 else 0  # coordinates of the tower's own space
+    # Steps 3 and 4, the canonical variables; then step 5, each side divided by its root mean square length.
     with threads(1):  # another number of threads has other last bits
         root_x, root_t = inverse_root(s_xx, method.image_ridge), inverse_root(s_tt, method.text_ridge)
         u, rho, v = torch.linalg.svd(root_x @ s_xt @ root_t, full_matrices=False)  # step 3
         d = min(dim - own, len(rho))
         a, b = root_x @ u[:, :d] * rho[:d], root_t @ v[:d].T * rho[:d]  # step 4
         a, b = (of / root_mean_square(of.T @ s @ of) for of, s in ((a, s_xx), (b, s_tt)))  # step 5
+
+    # The heads' first d rows are the canonical variables; the rest of the image head is the tower's own space.
     image, text = (torch.zeros(dim, len(s), dtype=torch.float64) for s in (s_xx, s_tt))
     image[:d], text[:d] = a.T, b.T
     offset = torch.zeros(dim, dtype=torch.float64)
@@ -203,6 +203,8 @@ def heads(method: FedCCA, mean: State, state: State) -> State:
         image[-own:-1] = torch.eye(width, dtype=torch.float64) * method.tower / root_mean_square(s_xx)
         # Vectors get unit length. Beside so long a coordinate that hardly depends on the image, and changes no feature.
         offset[-1] = 3 * method.tower
+
+    # The bias takes the mean away: A^T (x - m_x) = A^T x - A^T m_x.
     solved = {
         image_weight: image,
         image_bias: offset - image @ m_x,

@@ -73,12 +73,15 @@ class FedDRA(RobustWeights):
         return phase != "align" or group(name) != "encoder"  # line 2: enc is frozen and does not travel
 
     def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
-        fixed = message.phase == "align"  # a frozen encoder is the anchor's own: its features serve both
+        # z = al(enc(x)). In ``align`` enc is frozen, so the anchor has the same features: they serve both.
+        fixed = message.phase == "align"
         encoded = client.model.encode(client.encoded(batch, message.state) if fixed else batch)
         output = client.model.project(encoded)
+        # L_MI, the contrast of images and reports; without L_C that is all.
         terms: dict[str, Tensor] = client.objective(output, batch)  # eq. 1: L_MI
         if self.mu == 0:
             return terms
+        # L_C: how far the embeddings z have moved from z*, those of the received model, which has no gradient.
         if self.constraint_rows < 1 and not fixed:
             output, batch = self._some(output, batch)
         target = client.target(batch, message.state, encoded=encoded if fixed else None)  # line 1: as received

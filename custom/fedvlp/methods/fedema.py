@@ -40,12 +40,14 @@ class FedEMA(LocalTarget):
 
     @torch.no_grad()
     def begins(self, client: Client, received: State) -> State:
+        # Step 1: the more the last training moved the model, the more of its own the site keeps.
         share = min(float(client.memory[SCALE] * client.memory[DIVERGENCE]), 1.0)  # mu_k
         own = {name.removeprefix(OWN): t for name, t in client.memory.items() if name.startswith(OWN)}
         return received | {name: torch.lerp(received[name], tensor, share) for name, tensor in own.items()}
 
     def remembers(self, client: Client, start: State) -> State:
         moved = divergence(client, start)
+        # lambda_k is set once, by the divergence of the site's first round.
         first = moved.new_tensor(self.scale) if self.scale is not None else self.tau / moved.clamp_min(1e-12)
         own = {OWN + name: t for name, t in client.state().items() if name in start and t.is_floating_point()}
         own = {name: t for name, t in own.items() if name.removeprefix(OWN) not in client.site_only}

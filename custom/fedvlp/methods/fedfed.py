@@ -130,6 +130,7 @@ class FedFed(Method):
         terms: dict[str, Tensor] = client.objective(output, batch)
         if distiller is None or "image" not in batch:
             return terms
+        # The distiller takes from an image what need not be shared; the residual is what is left for the text to match.
         distils = message.phase != "train"
         with torch.set_grad_enabled(distils):
             distilled, divergence = distiller(batch["image"], sample=distils)
@@ -138,6 +139,7 @@ class FedFed(Method):
             terms = {name: self.plain * term for name, term in terms.items()}
             terms |= {"recon": self.recon * (batch["image"] - distilled).square().mean(), "kl": self.kl * divergence}
         terms["residual"] = (self.residual if distils else 1.0) * _match(client, residual, output.text, batch)
+        # In training, residuals of all sites stand beside the site's own records.
         if not distils and client.memory:
             rows = torch.randperm(len(client.memory["image"]))[: len(residual)]
             terms["pool"] = _match(client, client.memory["image"][rows], client.memory["text"][rows], {})

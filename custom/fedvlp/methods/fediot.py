@@ -66,6 +66,7 @@ class ModalityMeans:
         self._method = method
         self._server = server
         of_kind = {kind: trained(kind, server.state, trainer(server).client.objective) for kind in KINDS}
+        # One mean for all tensors that the same kinds of sites train.
         together: dict[tuple[tuple[str, ...], ...], State] = {}  # tensors by the kinds of sites that train them
         for name, tensor in server.state.items():
             kinds = tuple(kind for kind in KINDS if name in of_kind[kind])

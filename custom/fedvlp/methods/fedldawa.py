@@ -73,6 +73,7 @@ def scaled(own: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> LazySt
 @torch.no_grad()
 def divergence(own: Tensor, reference: Tensor) -> float:
     """delta: the cosine of two tensors of one shape, at most 1, in float64; 1 where one of them is zero."""
+    # Block by block, so that no float64 copy of a whole tensor is made.
     product = squares = reference_squares = 0.0
     for one, other in blocks(own, reference):
         one, other = one.double(), other.double()

@@ -48,6 +48,7 @@ class FedMOON(Method):
             return super().losses(client, batch, message)
         output = client.model(batch)
         terms: dict[str, Tensor] = client.objective(output, batch)
+        # z_g and z_p; before its first training a site has no last model, and the term is log 2.
         received = client.target(batch, message.state)
         last = client.target(batch, message.state, client.memory) if client.memory else received
         contrasts = self.contrasts(output, received, last)

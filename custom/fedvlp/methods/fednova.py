@@ -120,10 +120,12 @@ class NormalisedMean:
         weight = method.weight(server, update)
         if weight == 0:
             return
+        # |a_i| of the steps that the site took, and of those that the server counts for it.
         own = method.path(method.taken(server.samples.get(update.site, update.num_samples)))  # that the site took
         counted = method.path(method.taken(update.num_samples))
         self._first = self._first or own
         self._equal &= own == counted == self._first
+        # u_i in units of the first |a|, so that equal steps give the very weights of FedAvg.
         normalised = weight * (self._first / own)  # eq. 1
         if self._robust:
             self._moved.add(self._stretched(update.state, self._first / own), weight)  # eq. 1
@@ -150,7 +152,8 @@ class NormalisedMean:
     def _stretched(self, weights: Mapping[str, Tensor], factor: float) -> State:
         """x + W (M - x), M being ``weights`` and W the ``factor``; in float64."""
         state = self._server.state
-        return {
-            name: torch.lerp(state[name].double(), weights[name].double(), factor).to(state[name].dtype)
-            for name in self._names
-        }
+        stretched = {}
+        for name in self._names:
+            moved = torch.lerp(state[name].double(), weights[name].double(), factor)
+            stretched[name] = moved.to(state[name].dtype)
+        return stretched

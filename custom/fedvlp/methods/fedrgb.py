@@ -96,17 +96,20 @@ class FedRGB(RobustWeights):
             terms = {name: self.alpha * term for name, term in terms.items()}
         elif self.alpha == 0:
             return terms
-        teacher = client.anchor(message.state).project(encoded)  # frozen, but the encoders learn through it
+        # zt = al*(enc(x)), by which alpha pulls z.
+        teacher = client.anchor(message.state).project(encoded)  # frozen, but enc learns through it
         weight = 1.0 if self.loss_form == "eq2" else self.alpha
         return {**terms, "guide": weight * self._guide(client, batch, output, teacher)}
 
     def _aligner_losses(
         self, client: Client, batch: Batch, message: Broadcast, encoded: Any, output: VLOutput
     ) -> dict[str, Tensor]:
+        # L_task(al_i(f'(x))): the site's own aligner, frozen, on the encoders that learn.
         frozen = client.anchor(message.state, client.memory)  # f with al_i
         terms: dict[str, Tensor] = client.objective(frozen.project(encoded), batch)
         with torch.no_grad():
             features = frozen.encode(client.encoded(batch, message.state, client.memory))
+        # L_CL(zt_I, zt_T), then beta times the distance of zt = al*(f'(x)) from zt~ = al*(f(x)).
         terms["teacher"] = contrast(client, batch, (output.image, output.text))
         return {**terms, "consistency": self.beta * guidance(output, client.model.project(features))}
 

@@ -48,7 +48,7 @@ class FedX(Method):
         output, objective = client.model(batch), client.objective
         terms: dict[str, Tensor] = objective(output, batch)
         distils = self.contrast_weight > 0 or self.relation_weight > 0
-        if not distils or output.views is None or not hasattr(objective, "contrast"):
+        if not distils or output.views is None or not client.hooks.contrasts:
             return terms
         return terms | self.distilled(objective, output.views, self.taught(client, batch, message))
 
@@ -68,6 +68,7 @@ class FedX(Method):
         terms = {}
         if self.contrast_weight:
             terms["global"] = self.contrast_weight * objective.contrast(predicted[:, 0], taught[:, 1])
+        # Relations are of a first half of the batch to the second: no item is compared with itself.
         half = len(own) // 2
         if self.relation_weight and half:
             local = relation(own[:half], own[half:, 0], self.temperature, self.student_temperature)

@@ -69,9 +69,8 @@ def divergence(client: Client, start: State) -> Tensor:
     A scalar in float64. Matrices are parameters of two dimensions or more; the predictor's do not count. Differs: the
     released code takes tensors with "conv" in their name, of which a ViT has none.
     """
-    moved = [
-        torch.dist(parameter.double(), start[name].double())
-        for name, parameter in client.parameters()
-        if parameter.ndim > 1 and name in start and not name.startswith(PREDICTOR)
-    ]
+    moved = []
+    for name, parameter in client.parameters():
+        if parameter.ndim > 1 and name in start and not name.startswith(PREDICTOR):
+            moved.append(torch.dist(parameter.double(), start[name].double()))
     return torch.stack(moved).mean()

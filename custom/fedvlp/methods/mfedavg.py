@@ -116,10 +116,10 @@ class TowerMeans:
     def __init__(self, method: MFedAvg, server: Server) -> None:
         self.method = method
         self.server = server
-        self._means = {
-            tower: server.mean({name: t for name, t in server.state.items() if modality(name) == tower})
-            for tower in (*MODALITIES, "")
-        }
+        self._means = {}
+        for tower in (*MODALITIES, ""):
+            tensors = {name: t for name, t in server.state.items() if modality(name) == tower}
+            self._means[tower] = server.mean(tensors)
 
     def add(self, update: Update) -> None:
         samples = self.method.weight(self.server, update)
@@ -132,6 +132,7 @@ class TowerMeans:
             mean.add(update.state, weights[tower])
 
     def commit(self) -> None:
+        # The server trains on the public set as one more site, after the others' updates have come.
         own = self.method.virtual_client(self.server)
         if own is not None:
             self.add(own)

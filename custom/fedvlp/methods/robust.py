@@ -117,6 +117,7 @@ class RobustWeights(Method):
         count = client.data.num_train
         if count < self.dro_batch:
             return {HARDNESS: math.nan}
+        # The same records in every round: the site's losses of two rounds can be compared.
         wanted = min(math.floor(self.dro_fraction * count), self.dro_records or count)
         wanted = max(LEAST_BATCHES * self.dro_batch, wanted)
         generator = torch.Generator().manual_seed(seed(client.seed, client.name, "dro"))
@@ -156,6 +157,7 @@ class RobustAggregator:
 
     def commit(self) -> None:
         self._mean.commit()
+        # In round 0 nothing has been trained, and losses of a random model say nothing of a site.
         if self._losses and self._server.round > 0:
             self._method.reweigh(self._server, self._losses)
 

@@ -70,11 +70,11 @@ class SCAFFOLD(Method):
 
     def controlled(self, server: Server) -> State:
         """The tensors of the model that have a control variate: all weights that travel."""
-        return {
-            name: tensor
-            for name, tensor in server.state.items()
-            if tensor.is_floating_point() and not is_statistic(name) and self.shares(name, "train")
-        }
+        controlled = {}
+        for name, tensor in server.state.items():
+            if tensor.is_floating_point() and not is_statistic(name) and self.shares(name, "train"):
+                controlled[name] = tensor
+        return controlled
 
     # Server half
     def start(self, server: Server) -> None:
@@ -104,11 +104,14 @@ class SCAFFOLD(Method):
         super().receive(client, message)
         if message.phase == EVALUATE:
             return
+        # Did the change of the last training get into c? All of it, a part (clipping), or none (the reply was lost).
         memory, zeros = client.memory, {name: torch.zeros_like(t) for name, t in message.aux.items()}
         arrived = NEXT_ROUND in memory and float(memory[NEXT_ROUND]) == message.scalars[LAST]
         share = message.scalars[KEPT] if arrived else 0.0
-        before, after = ({name: memory.get(p + name, zero) for name, zero in zeros.items()} for p in (OWN, NEXT))
-        own = {name: torch.lerp(before[name], after[name], share) for name in zeros}  # 0 and 1 give them exactly
+        own = {}
+        for name, zero in zeros.items():
+            before, after = memory.get(OWN + name, zero), memory.get(NEXT + name, zero)
+            own[name] = torch.lerp(before, after, share)  # 0 and 1 give them exactly
         client.memory = with_prefix(OWN, own) | with_prefix(SUM, zeros) | {STEPS: torch.zeros((), dtype=torch.float64)}
 
     def after_backward(self, client: Client, message: Broadcast) -> None:
@@ -158,13 +161,14 @@ class ControlledMean:
         change = self._change.result()
         if not change:
             return
+        # What is told to the sites in the next round: when each counted last, and how much of it.
         answered = [server.sites.index(site) for site in self._kept]
         counted, share = server.memory[COUNTED].clone(), server.memory[SHARE].clone()
         counted[answered] = float(server.round)
         share[answered] = torch.tensor(list(self._kept.values()), dtype=torch.float64)
-        fraction = len(answered) / len(server.sites)  # |S| / N, since the change is a mean over S
-        moved = {
-            CONTROL + name: server.memory[CONTROL + name] + fraction * change[CHANGE + name]
-            for name in self._controlled
-        }  # line 4: c
-        server.memory |= moved | {COUNTED: counted, SHARE: share}
+        # Line 4 for c: the change is a mean over S, and the sum over S is divided by N.
+        fraction = len(answered) / len(server.sites)  # |S| / N
+        moved = {COUNTED: counted, SHARE: share}
+        for name in self._controlled:
+            moved[CONTROL + name] = server.memory[CONTROL + name] + fraction * change[CHANGE + name]
+        server.memory |= moved

@@ -75,12 +75,12 @@ class Selection(SoftPull):
     def step(self, server: Server, gradient: State) -> None:
         """One Adam step on the selector; the moments stay in the server's memory."""
         memory = server.memory
-        weights = {
-            name.removeprefix(GRADIENT): nn.Parameter(server.state[name.removeprefix(GRADIENT)].clone())
-            for name in gradient
-        }
+        weights = {}
+        for name in (prefixed.removeprefix(GRADIENT) for prefixed in gradient):
+            weights[name] = nn.Parameter(server.state[name].clone())
         if not weights:
             return
+        # torch's own Adam, made anew each round from the moments that the server remembers.
         adam = Adam(weights.values(), lr=self.selector_lr)
         for name, weight in weights.items():
             weight.grad = gradient[GRADIENT + name]
@@ -136,12 +136,13 @@ class Selection(SoftPull):
                 loss = selector.loss_on_templates(output.image, templates, words, site)
             gradients: tuple[Tensor, ...] = torch.autograd.grad(loss, list(parameters.values()))
             for mean, gradient in zip(total.values(), gradients, strict=True):
+                # A batch counts by its records, so the sum is the mean over all records of the site.
                 mean.add_(gradient, alpha=len(batch["row"]) / client.data.num_train)
         return {GRADIENT + EXTRA + name: gradient for name, gradient in total.items()}
 
 
 class SelectorStep:
-    """FedAvg's mean; then one step of the selector on the mean of the sites' gradients."""
+    """Averages as FedAvg does, then takes one step of the selector on the mean of the sites' gradients."""
 
     def __init__(self, method: Selection, server: Server, mean: Aggregator) -> None:
         self._method = method

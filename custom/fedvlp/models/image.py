@@ -181,23 +181,8 @@ def timm_tower(
         )
     if default is not None and default.fixed_input_size and default.input_size[-1] != image_size:
         kwargs["img_size"] = image_size
-    try:
-        with what_is_here() if pretrained else nullcontext():
-            model = timm.create_model(
-                architecture["name"],
-                pretrained=pretrained,
-                pretrained_cfg_overlay=overlay,
-                num_classes=0,
-                in_chans=channels,
-                **kwargs,
-            )
-    except Exception as error:
-        if not pretrained:
-            raise
-        raise NoWeightsError(
-            f"image_tower {name!r}: pretrained weights could not be loaded ({type(error).__name__}). Give a local "
-            f"folder with config.json and model.safetensors as image_tower {IN_KIT}, or set pretrained to false"
-        ) from error
+    shape = {"num_classes": 0, "in_chans": channels, "pretrained_cfg_overlay": overlay}
+    model = _created(name, pretrained, architecture["name"], **shape, **kwargs)
     model.reset_classifier(0, "")
     statistics = {key: architecture[key] for key in ("mean", "std") if key in architecture}
     if pretrained and not statistics and default is not None:
@@ -205,6 +190,22 @@ def timm_tower(
     normalise = Normalised(**{key: _of_channels(values, channels) for key, values in statistics.items()})
     described = {"name": architecture["name"], "args": kwargs, **normalise.said}
     return TimmTower(model, image_size, channels, described)
+
+
+def _created(name: str, pretrained: bool, architecture: str, **kwargs: Any) -> Any:
+    """timm's model. Raises NoWeightsError where it has to be ``pretrained`` and its weights cannot be loaded."""
+    import timm
+
+    try:
+        with what_is_here() if pretrained else nullcontext():
+            return timm.create_model(architecture, pretrained=pretrained, **kwargs)
+    except Exception as error:
+        if not pretrained:
+            raise
+        raise NoWeightsError(
+            f"image_tower {name!r}: pretrained weights could not be loaded ({type(error).__name__}). Give a local "
+            f"folder with config.json and model.safetensors as image_tower {IN_KIT}, or set pretrained to false"
+        ) from error
 
 
 def _of_channels(values: Any, channels: int) -> list[float]:

@@ -214,7 +214,7 @@ def save_initial(
 
 
 def refuse_other_folder(folder: Path) -> None:
-    """Raises FileExistsError where ``save_initial`` would replace files that are not those of weights to start from.
+    """Raises FileExistsError if ``save_initial`` would overwrite files of anything but initial weights.
 
     A trained model has a model.safetensors and a config.json as well.
     """

@@ -63,7 +63,7 @@ class Usable:
     def _preparation(self) -> Preparation:
         if self.prepare is None:
             raise ValueError(
-                "this model's folder does not say how films are prepared, and a film that is prepared in another way "
+                "this model's folder does not say how images are prepared, and one that is prepared in another way "
                 "gets a wrong vector; load it with fedvlp.load_model from the folder of its run, or set model.prepare "
                 "to a fedvlp.data.preprocessing.Preprocessing of the sizes that it was trained with"
             )
@@ -99,7 +99,7 @@ class Usable:
         """Raises ValueError, which names the command, where images and texts were not trained to be compared."""
         if not self.contrastive:
             raise ValueError(
-                f"{what}: a {type(self).__name__} compares no films with texts, it has logits of its labels; give a "
+                f"{what}: a {type(self).__name__} compares no images with texts, it has logits of its labels; give a "
                 "model that was trained by a contrastive objective, a DualEncoder"
             )
         if len(towers := self.start.get("towers", ("image", "text"))) < 2:
@@ -183,7 +183,7 @@ def _of_prepared(model: DualEncoder, films: Tensor, batch_size: int) -> Tensor:
     fits = films.ndim in (3, 4) and films.shape[-3] in channels and films.shape[-2:] == (size, size)
     if not fits or not films.is_floating_point():
         raise ValueError(
-            f"encode_image: a tensor {films.dtype} {list(films.shape)}; expected films that preprocess has prepared, "
+            f"encode_image: a tensor {films.dtype} {list(films.shape)}; expected images that preprocess has prepared, "
             f"float32 [N, 1, {size}, {size}] or [1, {size}, {size}]"
         )
     many = films.ndim == 4

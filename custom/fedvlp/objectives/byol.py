@@ -99,6 +99,7 @@ class BYOL(OnTwoViews):
 
     def compare(self, views: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The term ``byol``; ``batch`` has the ``views`` [B, 2, C, H, W] themselves, for the target network."""
+        # Each view predicts the target network's vector of the other.
         predicted = self.predictor(self.project(views))  # [B, 2, d]
         target = self.target(batch["views"].to(views.device))  # [B, 2, d]
         return {"byol": regression(predicted[:, 0], target[:, 1]) + regression(predicted[:, 1], target[:, 0])}

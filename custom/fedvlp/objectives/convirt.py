@@ -31,6 +31,7 @@ def info_nce(image: Tensor, text: Tensor, temperature: float | Tensor) -> tuple[
         image, text = image.to(dtype), text.to(dtype)
         if not len(image):
             return image.sum() * 0, text.sum() * 0
+        # Row i: image i against all texts; its own text is the right answer, and so on the transpose.
         logits = image @ text.T / temperature  # [B, B]
         target = torch.arange(len(image), device=image.device)  # [B]
         return F.cross_entropy(logits, target), F.cross_entropy(logits.T, target)

@@ -65,9 +65,12 @@ def similarities(regions: Tensor, words: Tensor, mask: Tensor, temp1: float, tem
     A_rj = softmax_j(v_r . w_j), a_jr = softmax_r(temp1 A_rj), c_j = sum_r a_jr v_r,
     Z = log sum_j exp(temp2 cos(w_j, c_j)). Every caption needs a word.
     """
+    # A: how well each region fits each word, shared out over the words.
     scores = torch.einsum("brd,cnd->cbrn", regions, words).masked_fill(~mask[:, None, None], FAR)
+    # a: for each word, which regions it is about; c: the mean of these.
     attention = (temp1 * scores.softmax(dim=3)).softmax(dim=2)  # [C, B, R, N], over regions
     context = torch.einsum("cbrn,brd->cbnd", attention, regions)
+    # Z: how well the words fit what they are about, a soft maximum over the words.
     cosine = F.cosine_similarity(words[:, None], context, dim=3)  # [C, B, N]
     return (temp2 * cosine).masked_fill(~mask[:, None], FAR).logsumexp(dim=2).T
 

@@ -38,9 +38,10 @@ def masked_error(predicted: Tensor, images: Tensor, masked: Tensor) -> Tensor:
         channels = predicted.shape[2] // side**2
         if images.shape[1] not in (1, channels):
             raise ValueError(
-                f"MAE: films of {images.shape[1]} channels, and a decoder that restores {channels}; set "
+                f"MAE: images of {images.shape[1]} channels, and a decoder that restores {channels}; set "
                 f"model.in_channels to {images.shape[1]}"
             )
+        # Each patch normalised by itself, so that a bright film counts no more than a dark one.
         target = patchify(images.to(predicted).expand(-1, channels, -1, -1), side)  # [B, P, D]
         deviation = (target.var(dim=2, keepdim=True, correction=0) + 1e-6).sqrt()
         target = (target - target.mean(dim=2, keepdim=True)) / deviation
@@ -124,8 +125,8 @@ class MAEConfig(SelfSupervised):
         rows = math.isqrt(patches)
         if rows * rows != patches or size % rows:
             raise ValueError(
-                f"MAE: the image tower gives {patches} patches of films of {size} pixels, expected a square grid whose "
-                "rows divide them; choose another model.image_size"
+                f"MAE: the image tower gives {patches} patches of images of {size} pixels, expected a square grid "
+                "whose rows divide them; choose another model.image_size"
             )
         return seeded(seed, 7, lambda: MAE(self, model.image_encoder.width, patches, channels * (size // rows) ** 2))
 

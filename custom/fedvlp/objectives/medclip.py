@@ -47,6 +47,7 @@ def semantic_matching(image: Tensor, text: Tensor, similarity: Tensor, scale: fl
         return image.sum() * 0 + text.sum() * 0
     with torch.autocast(image.device.type, enabled=False):
         dtype = torch.promote_types(torch.promote_types(image.dtype, text.dtype), torch.float32)
+        # Predicted and wanted distributions over the texts of the batch, then over its images.
         logits = scale * (image.to(dtype) @ text.to(dtype).T)  # [B, B]
         similarity = similarity.to(dtype)
         i2t = F.cross_entropy(logits, similarity.softmax(dim=1))

@@ -41,6 +41,8 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:
 class NTXent(OnTwoViews):
     """Terms ``contrastive`` (InfoNCE of pairs, where there are reports) and ``nt_xent`` (of views), in nats."""
 
+    contrasts = True
+
     def __init__(self, config: NTXentConfig, width: int) -> None:
         super().__init__(config, width)
         self.temperature = config.temperature

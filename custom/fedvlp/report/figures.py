@@ -97,6 +97,26 @@ def _spread(axes: Any, points: Points, errors: Points, style: Mapping[str, Any])
     return drawn
 
 
+def unit(title: str, curves: Sequence[tuple[str, Sequence[tuple[float, float]], Style]], x: str, y: str) -> str:
+    """Curves in the unit square beside its diagonal, as HTML; "" without a point. Their values are not rounds."""
+    curves = [curve for curve in curves if curve[1]]
+    if not curves:
+        return ""
+    from matplotlib.figure import Figure
+
+    legend = 0.2 + 0.18 * math.ceil(len(curves) / 2)
+    figure = Figure((3.6, 3.4 + legend))
+    axes = figure.add_axes((0.14, (0.4 + legend) / (3.4 + legend), 0.82, 2.7 / (3.4 + legend)))
+    axes.set_title(title)
+    axes.plot((0, 1), (0, 1), color="black", ls=(0, (3, 2)), lw=0.9)
+    handles = [axes.plot(*zip(*points, strict=True), **style)[0] for _, points, style in curves]
+    axes.set(xlabel=x, ylabel=y, xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
+    figure.legend(handles, [name for name, _, _ in curves], loc="lower center", ncols=2, fontsize=8)
+    rows = {f"{name}, {of}": dict(enumerate(values)) for name, points, _ in curves
+            for of, values in zip((x, y), zip(*points, strict=True), strict=True)}  # fmt: skip
+    return _figure(figure, title, "point", rows)
+
+
 def stack(title: str, segments: Mapping[str, Points]) -> str:
     """One bar for each round, divided into ``segments`` (name -> points), as HTML."""
     figure, axes = _axes(title, 2.2, below=0.65)

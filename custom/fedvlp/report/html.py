@@ -17,7 +17,7 @@ body{font:15px/1.5 system-ui,sans-serif;color:#1b1f24;background:#fff;margin:0 a
 h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.15rem;margin:2rem 0 .6rem;border-bottom:1px solid #d8dce2}
 h3{font-size:.95rem;margin:.8rem 0 .3rem}p{margin:.4rem 0;max-width:52rem;overflow-wrap:anywhere}
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:1.2rem 1.8rem}
-.cards{grid-template-columns:repeat(auto-fit,minmax(min(100%,310px),1fr))}
+.cards{grid-template-columns:repeat(auto-fit,minmax(min(100%,310px),1fr))}.cards img{max-width:400px}
 figure{margin:0;min-width:0}
 img{width:100%;max-width:560px;height:auto;display:block}img.sheet{max-width:100%}.scroll{overflow:auto;max-height:26rem}
 .scroll:has(table){background:linear-gradient(90deg,#fff 40%,#fff0) 0 0/3rem 100% local no-repeat,

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedvlp.data.labels import CHEXPERT
+from fedvlp.data.loader import eval_batch
+from fedvlp.evaluation.attribution import attribution, drawn, within
 from fedvlp.evaluation.retrieval import ranks
+from fedvlp.models.load import load_model
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.report import figures
-from fedvlp.report.explore.pictures import film
+from fedvlp.report.explore.pictures import address, film
 from fedvlp.report.html import grid, text
 from fedvlp.report.run import Run
 from fedvlp.report.sections import components
@@ -43,6 +47,12 @@ MAP = (
     "First two principal components of the trained model's embeddings of the test studies. Where sites lie apart, the "
     "model distinguishes sites, and not findings alone. What is near here need not be near in the whole space."
 )
+SALIENCY = (
+    "Of each site the first test image with a finding: red squares raise the cosine with its name. A map that "
+    "knows nothing has the same share of its strongest tenth within a mask as the mask has of the image. It says what "
+    "the model looks at, and not whether it is right."
+)
+LUNGS = "lungs"
 OWNERS_EYES = (
     "This page shows images and reports of the site's own patients. It is for their owner's eyes alone: do not send it "
     "to anybody, and remove it when you have looked"
@@ -83,8 +93,32 @@ def _shown(run: Run) -> str:
     cards = "".join(_site(finished, site, *vectors[site]) for site in shown)
     left = len(vectors) - len(shown)
     more = f" {left} more sites are not shown." if left else ""
-    plane = "" if own else _map(vectors)
-    return f'<p>{text(EXPLANATION + more)}</p><div class="films">{cards}</div>{plane}'
+    plane, maps = ("", "") if own else (_map(vectors), _saliency(finished, shown))
+    return f'<p>{text(EXPLANATION + more)}</p><div class="films">{cards}</div>{maps}{plane}'
+
+
+def _saliency(run: FinishedRun, sites: Sequence[str]) -> str:
+    """Of each site a test image with a finding that has a mask, and where the model looks for it; "" without masks."""
+    cohort = run.assembly.cohort
+    if cohort.masks is None or run.assembly.site_only():  # such a run has no one model that is loaded from its folder
+        return ""
+    model, out = load_model(run.folder.path), ""
+    for site in sites:
+        rows = cohort.rows("test", site)
+        present = np.argwhere(cohort.labels[rows] == 1)
+        if not len(present):
+            continue
+        row, label = rows[[present[0, 0]]], cohort.label_names[present[0, 1]]
+        prepared = eval_batch(torch.from_numpy(cohort.images(row)), model.config.image_size)[0]
+        result = attribution(model, prepared, label.lower())
+        said = [f"{site}, {label}: {result.sentence}"]
+        for name, mask in cohort.masks(row).items():
+            if name in (LUNGS, label) and mask[0].any():
+                seen = eval_batch(torch.from_numpy(np.uint8(255) * mask), model.config.image_size)[0, 0] > 0
+                said.append(f"{name}: {within(result, seen)}")
+        picture = f'<img alt="{text(said[0])}" src="{address(drawn(result))}">'
+        out += f"<figure>{picture}<p>{text('; '.join(said))}.</p></figure>"
+    return f"<h3>Where the model looks for a finding</h3><p>{text(SALIENCY)}</p>{grid(out)}" if out else ""
 
 
 def _site(run: FinishedRun, site: str, image: Tensor, reports: Tensor) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedvlp.core.checkpoint import save_text
 from fedvlp.core.norm_statistics import AVERAGED
-from fedvlp.report import classifier, figures, html, opening, records, retrieval_section, sections
+from fedvlp.report import classifier, evaluations, figures, html, opening, records, retrieval_section, sections
 from fedvlp.report.html import ABSENT, text
 from fedvlp.report.run import Run
 from fedvlp.run import plugins
@@ -73,6 +73,8 @@ SECTIONS: dict[str, Callable[[Run], str]] = {
     "Retrieval": retrieval_section.section,
     "Test images and the reports retrieved for them": records.section,
     "Zero-shot by finding and site": sections.zero_shot,
+    "Linear probe and calibration": evaluations.linear_probe,
+    "Subgroups": evaluations.subgroups,
     "Sites": sections.sites,
     "Loss": sections.losses,
     "Site weights": sections.site_weights,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -23,7 +23,7 @@ from fedvlp.run.audit import BOUNDS, COLUMNS, TITLES, bound_cells, row_cells
 from fedvlp.run.compare import INITIAL
 from fedvlp.run.metrics import Record
 from fedvlp.run.recalls import TRAINED
-from fedvlp.run.zero_shot_areas import Area
+from fedvlp.run.zero_shot_areas import RATES, Area
 
 ARROW = "\N{RIGHTWARDS ARROW}"
 ZERO_SHOT = (
@@ -49,7 +49,18 @@ def zero_shot(run: Run) -> str:
     looks = {site: run.style(site) for site in sites}
     drawing = figures.ranges("Zero-shot AUC of the trained model", shown, looks, ("chance", 0.5))
     head = ("finding", *(f"{site}: initial {ARROW} trained" for site in sites))
-    return f"<p>{text(ZERO_SHOT)}</p>{table(head, rows)}{grid(drawing)}"
+    curves = "".join(_roc(areas, finding, looks) for finding in findings)
+    return f"<p>{text(ZERO_SHOT)}</p>{table(head, rows)}{grid(drawing)}{grid(curves, kind='cards')}"
+
+
+def _roc(areas: Sequence[Area], finding: str, looks: Mapping[str, figures.Style]) -> str:
+    """The trained model's ROC curve of a finding at every site; "" in a run that an older fedvlp measured."""
+    curves = [
+        (one.site, list(zip(RATES, one.sensitivities, strict=True)), {**looks[one.site], "marker": ""})
+        for one in areas
+        if (one.model, one.finding) == (TRAINED, finding) and one.sensitivities
+    ]
+    return figures.unit(f"ROC, {finding}", curves, "1 - specificity", "sensitivity")
 
 
 def _areas_of(areas: Sequence[Area], site: str, finding: str) -> str:

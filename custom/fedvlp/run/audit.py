@@ -91,7 +91,7 @@ TITLES = {
     "words": "words that the server reads off an update without a policy",
     "canaries": "canaries: how far random reports that were planted in one more round are exposed",
     "sites": "whose update it is, told by records of each site",
-    "inversion": "films drawn back from the gradient of one step on few records, whose reports are known",
+    "inversion": "images drawn back from the gradient of one step on few records, whose reports are known",
 }
 """The attacks on one update, by their names in the file."""
 
@@ -267,7 +267,7 @@ class _Attacked:
 
     def __init__(self, folder: RunFolder) -> None:
         folder.experiment()  # says so where there is no run
-        require(folder.model.exists(), f"{folder.path} has not finished, so there is no model to attack; go on with it")
+        require(folder.model.exists(), f"{folder.path} has not finished, so there is no model to attack; resume it")
         self.folder, self.experiment = folder, folder.experiment()
         torch.set_num_threads(self.experiment.training.threads)
         self.assembly = Assembly(self.experiment, folder.path)
@@ -277,7 +277,7 @@ class _Attacked:
         self.rows = {site: rows for site in self.assembly.data_sites() if (rows := self._rows(site))}
         require(
             bool(self.rows),
-            "audit: no site has training records, held-out ones and a few more for reference, whole with film and "
+            "audit: no site has training records, held-out ones and a few more for reference, whole with image and "
             "report; membership cannot be measured",
         )
         self.data = {site: self.assembly.serve(self.assembly.cohort, rows) for site, rows in self.rows.items()}

@@ -53,14 +53,14 @@ def drawn_data(experiment: Experiment) -> list[str]:
         return []
     if experiment.name in presets.OF_REAL_FILMS:
         return [
-            f"{experiment.name} is for real films and reports, but these are the built-in cohort's, drawn by a "
+            f"{experiment.name} is for real images and reports, but these are the synthetic cohort's, drawn by a "
             "program: towers that learned from photographs and everyday sentences see little in them; give --data"
         ]
     if experiment.name not in presets.PAPERS:
         return []
     return [
-        f"{experiment.name} has a paper's towers and schedule, but these are not the paper's data: the films and "
-        "reports are the built-in cohort's, drawn by a program. Its figures are no reproduction and compare with "
+        f"{experiment.name} has a paper's towers and schedule, but these are not the paper's data: the images and "
+        "reports are the synthetic cohort's, drawn by a program. Its figures are no reproduction and compare with "
         "nothing in the paper; give --data or --site"
     ]
 
@@ -143,7 +143,7 @@ def _half_pairs(experiment: Experiment, cohort: Cohort) -> list[str]:
     if not halves:
         return []
     return [
-        f"records with a film or a report alone stand beside pairs, and count as pairs of which one half is empty: "
+        f"records with an image or a report alone stand beside pairs, and count as pairs of which one half is empty: "
         f"{_listed(halves)}. Leave them out, or make them a site of their own"
     ]
 

@@ -1,10 +1,8 @@
-"""Run the cells of a table, a run folder each: reuse finished runs, resume interrupted ones.
-
-The figures of a finished cell are also in a table (run/cell_results.py), which outlasts its run.
-"""
+"""Run the cells of a table, a run folder each: reuse finished runs, resume interrupted ones."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -15,87 +13,124 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedvlp.core.validate import require
 from fedvlp.data.deid import Accepted
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
+from fedvlp.data.synthetic.latent import LatentCohort
 from fedvlp.run import plugins
-from fedvlp.run.cell_results import CellResults, Figures, KnownRecords, Measure, Origin, Table, is_drawn
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import to_config
 from fedvlp.run.experiment import Experiment
-from fedvlp.run.folder import RunFolder
+from fedvlp.run.folder import RunFolder, code
 from fedvlp.run.simulate import noted_cohort, simulate
 from fedvlp.training.settings import take_gpu
 
-DONE, HERE, FILED = "done", "there already", "in the results"
-"""What became of a cell: it was run now, its run was finished, or its figures are in the results."""
+DONE, HERE, OTHER_CODE = "done", "there already", "there already, run by a fedvlp with other code"
+"""What became of a cell: it was run now, or its run had finished."""
 
 Said = Callable[[str, int, str], None]
 """Called with method, seed and one of these."""
 
-Cells = dict[tuple[str, int], Experiment]
-"""(method, seed) -> its experiment."""
+Cell = tuple[str, int]
+"""Method and seed."""
+
+Cells = dict[Cell, Experiment]
+
+Figures = dict[str, float]
+"""Name -> figure of one finished run."""
+
+Measure = Callable[[RunFolder], Figures]
+"""Measures a finished run."""
 
 
-class Kind(Protocol):
-    """What cells have in common: what is measured of each, and under which names runs and results are kept."""
+class KnownRecords:
+    """The fingerprints of the records on which cells train; cells with the same records have them read once."""
 
-    @property
-    def name(self) -> str:
-        """Of the folder of results."""
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
 
-    @property
-    def figures(self) -> Measure:
-        """Measures a finished run."""
+    def of(self, experiment: Experiment) -> str | None:
+        """The fingerprint of the records as they are now; None of a drawn cohort, which its configuration determines.
 
-    @property
-    def runs(self) -> str:
-        """Of the folder of runs, for kinds that measure the same runs; "": ``name``."""
+        Raises ValueError where they cannot be read.
+        """
+        if is_drawn(experiment):
+            return None
+        decides = experiment.data, experiment.partition, experiment.rounds.seed
+        key = json.dumps(to_config(decides), sort_keys=True)
+        if key not in self._known:
+            self._known[key] = Assembly(experiment).cohort.fingerprint
+        return self._known[key]
+
+
+def is_drawn(experiment: Experiment) -> bool:
+    """Whether its configuration alone determines its records: they are drawn, and not read from a disk."""
+    return isinstance(experiment.data, SyntheticCohort | LatentCohort)
+
+
+class Results:
+    """Where figures outlast their runs: nowhere, unless a derived class keeps them."""
+
+    def load(self, cell: Cell, experiment: Experiment, measure: Measure, records: KnownRecords) -> Figures | None:
+        """The figures of a cell, if they are kept and of this very experiment."""
+        return None
+
+    def save(self, cell: Cell, run: RunFolder, figures: Figures, measure: Measure, seconds: float) -> Figures:
+        """Keeps the figures of a cell, which took ``seconds`` to measure. Returns them as they are kept."""
+        return figures
+
+
+FILED = "in the results"
+"""What became of a cell whose figures a :class:`Results` kept."""
 
 
 def measured(
-    of: Kind,
+    figures: Measure,
     cells: Cells,
     root: Path,
-    files: Path,
     jobs: int,
     said: Said,
     accept_phi_risk: Accepted = False,
-) -> Table:
-    """The figures of the cells: from ``files`` (run/cell_results.py), from finished runs, or of runs that begin now.
+    results: Results | None = None,
+) -> dict[Cell, Figures]:
+    """The figures of the cells: kept in ``results``, of finished runs, or of runs that begin now.
 
     ``jobs`` cells run at a time; stopped and started again, it goes on. With ``jobs`` 0 nothing is run, and the cells
-    that have not finished are not in the table. ``accept_phi_risk`` is that of ``run.simulate``. The runs are in
-    ``<root>/<scenario>/<seed>/<method>/``, and what has finished is written to ``files``. A figure is the same whether
-    it was measured now or read there. Raises what a run raises: no other begins then, and those under way end
-    and are written first.
+    that have not finished are left out. ``accept_phi_risk`` is that of ``run.simulate``. The runs are in
+    ``<root>/<seed>/<method>/``. Raises what a run raises: no other begins then, and those under way end and are saved
+    first.
     """
-    figures: dict[tuple[str, int], Figures] = {}
-    origins: dict[tuple[str, int], Origin] = {}
-    wanted: Cells = {}
-    records, results = KnownRecords(), CellResults(files, of.name)
     require(jobs >= 0, f"--jobs is {jobs}; give how many runs at a time, or 0 to run nothing")
+    table: dict[Cell, Figures] = {}
+    wanted: Cells = {}
+    records, results = KnownRecords(), results or Results()
 
-    def noted(cell: tuple[str, int], one: Measured) -> None:
+    def noted(cell: Cell, one: Measured) -> None:
         path, measures, seconds = one
-        figures[cell] = results.save(cell, RunFolder(path), measures, of.figures, seconds)
+        table[cell] = results.save(cell, RunFolder(path), measures, figures, seconds)
 
+    # 1. What is there already.
     for cell, experiment in cells.items():
-        filed = results.load(cell, experiment, of.figures, records)
-        run = None if filed else finished(_folder(of, root, cell), experiment, records)
-        if filed:
-            figures[cell], origins[cell] = filed
+        stored = results.load(cell, experiment, figures, records)
+        run = None if stored else finished(root / str(cell[1]), experiment, records)
+        if stored:
+            table[cell] = stored
             said(*cell, FILED)
         elif run:
-            noted(cell, measure(run.path, of.figures))
-            said(*cell, HERE)
+            noted(cell, measure(run.path, figures))
+            said(*cell, HERE if run.code in ("", code()) else OTHER_CODE)
         else:
             wanted[cell] = experiment
-    tasks = {cell: (_folder(of, root, cell), one, of.figures, accept_phi_risk) for cell, one in wanted.items()}
+
+    # 2. What is not is run.
+    tasks = {cell: (root / str(cell[1]), one, figures, accept_phi_risk) for cell, one in wanted.items()}
     with closing(_run(tasks, jobs)) as ended:
         for cell, one in ended:
             noted(cell, one)
             said(*cell, DONE)
-    return Table({cell: figures[cell] for cell in cells if cell in figures}, origins)
+    return {cell: table[cell] for cell in cells if cell in table}
 
 
 Measured = tuple[Path, Figures, float]
@@ -105,7 +140,7 @@ Task = tuple[Path, Experiment, Measure, Accepted]
 """Arguments of ``train``."""
 
 
-def _run(tasks: Mapping[tuple[str, int], Task], jobs: int) -> Generator[tuple[tuple[str, int], Measured], None, None]:
+def _run(tasks: Mapping[Cell, Task], jobs: int) -> Generator[tuple[Cell, Measured], None, None]:
     """Runs ``jobs`` cells at a time, and yields each as it ends. One at a time runs in this very process.
 
     Where one of them fails, those under way are still yielded, and no other begins. Where this process is stopped, they
@@ -119,7 +154,7 @@ def _run(tasks: Mapping[tuple[str, int], Task], jobs: int) -> Generator[tuple[tu
         others = multiprocessing.active_children()
         begun = os.getpid(), plugins.in_use(), context.Value("i", 0)
         with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=begun) as pool:
-            queued, running = iter(tasks.items()), dict[Future[Measured], tuple[str, int]]()
+            queued, running = iter(tasks.items()), dict[Future[Measured], Cell]()
             failure: BaseException | None = None
             try:
                 while True:
@@ -182,10 +217,6 @@ def _end_with(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _folder(of: Kind, root: Path, cell: tuple[str, int]) -> Path:
-    return root / (of.runs or of.name) / str(cell[1])
-
-
 def train(root: Path, experiment: Experiment, figures: Measure, accept_phi_risk: Accepted = False) -> Measured:
     """Runs or resumes one cell, and measures it."""
     folder = RunFolder.open(root, experiment)
@@ -203,7 +234,8 @@ def measure(path: Path, figures: Measure) -> Measured:
 def finished(root: Path, experiment: Experiment, records: KnownRecords | None = None) -> RunFolder | None:
     """The finished run of this very configuration, with the same plugins, if there is one.
 
-    ``records``: as in ``CellResults.load``. A run that noted no fingerprint of its records counts, as it may go on.
+    ``records``: those of now, with which a run's are compared where they are read from a disk. A run that noted no
+    fingerprint of its records counts, as it may go on.
     """
     wanted = experiment.pinned()  # a run's own configuration has the checksum of what it starts from
     for path in sorted((root / experiment.name).glob("[0-9]*")):

@@ -119,7 +119,7 @@ class FinishedRun:
 
     def __init__(self, folder: RunFolder, name: str) -> None:
         self.folder, self.name, self.experiment = folder, name, folder.experiment()
-        require(folder.model.exists(), f"{name} has not finished; go on with it first")
+        require(folder.model.exists(), f"{name} has not finished; resume it first")
         require(
             not isinstance(self.experiment.model, MultimodalConfig),
             f"{name} is a classifier and retrieves nothing; its figures are in its report",

@@ -30,7 +30,7 @@ from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import POOLED, Source
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.measurements import folder_of
+from fedvlp.run.measurements import PROBE, ZERO_SHOT, folder_of, note
 from fedvlp.run.metrics import by_site
 from fedvlp.run.model_card import INITIAL_WEIGHTS
 from fedvlp.run.model_use import told_apart
@@ -222,9 +222,9 @@ def _zero_shot_of_model(folder: RunFolder, choices: Choices) -> list[Path]:
     model.require_comparable("zero-shot")
     classes = _prompted(choices.data, cohort.label_names, choices.classes)
     objective = ConVIRT()  # it is not called
-    client = Client("model", 0, model, objective, None)
-    rows = _imaged(cohort)
-    data = SiteData(_unknown_where_never_said(cohort), {"test": rows}, model.tokenizer, model.config.image_size)
+    tests = {"test": _imaged(cohort)}
+    data = SiteData(_unknown_where_never_said(cohort), tests, model.tokenizer, model.config.image_size)
+    client = Client("model", 0, model, objective, data)
     states = {zero.GLOBAL: named_state(model, objective)}
     results, chosen = zero.zero_shot(zero.ZeroShot(classes), client, states, {ELSEWHERE: data}, cohort.label_names)
     title = f"{folder.path.name}: zero-shot accuracy, %"
@@ -260,12 +260,20 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
     client = assembly.client(zero.SELECTED, None)
     results, chosen = zero.zero_shot(protocol, client, states, data, cohort.label_names, load)
     title = f"{experiment.name}, round {server.round}: zero-shot accuracy, %"
-    target = _downstream_target(folder, choices, "zero-shot", cohort)
+    target = _downstream_target(folder, choices, ZERO_SHOT, cohort)
     files = zero.write_results(results, chosen, target, title)
     people = {} if load else _subgroups(assembly, cohort)
     if people:
         of_people, _ = zero.zero_shot(protocol, client, states, people, cohort.label_names)
         files.append(zero.write_subgroups(of_people, target))
+    return _noted(folder, files)
+
+
+def _noted(folder: RunFolder, files: list[Path]) -> list[Path]:
+    """The files; those in the folder of a run are noted as of its model, so that its report shows them."""
+    for file in files:
+        if file.parent == folder_of(folder) and folder.checkpoint.exists():
+            note(folder, file)
     return files
 
 
@@ -393,7 +401,7 @@ def linear_probe(folder: RunFolder, choices: Choices) -> list[Path]:
     )
     named = {str(path): probed for path, probed in zip(choices.against, others, strict=True)}
     differences = probes.compare(one, named, choices.probe.resamples)
-    return probes.write_probe(one, differences, _downstream_target(folder, choices, "linear-probe", cohort))
+    return _noted(folder, probes.write_probe(one, differences, _downstream_target(folder, choices, PROBE, cohort)))
 
 
 def _refuse_against(choices: Choices) -> None:

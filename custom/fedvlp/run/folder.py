@@ -11,11 +11,13 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import fedvlp
 from fedvlp.core import norm_statistics
 from fedvlp.core.checkpoint import (
     CheckpointError,
@@ -31,6 +33,7 @@ from fedvlp.core.json_file import read_json
 from fedvlp.core.method import stays_initial
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State, is_private
+from fedvlp.data.cohort import digest
 from fedvlp.federation.loop import QuorumLostError
 from fedvlp.models.serialization import CARD
 from fedvlp.run import plugins
@@ -143,8 +146,8 @@ class RunFolder:
             if self.finished:
                 return False  # finished: nothing to go on with
             raise UnreadableRunError(
-                f"run {name} has not finished, and its configuration cannot be read: {error}. It may be the run to go "
-                f"on with, so no new one is begun. Restore {self.config.name} there, or move the folder elsewhere to "
+                f"run {name} has not finished, and its configuration cannot be read: {error}. It may be the run to "
+                f"resume, so no new one is begun. Restore {self.config.name} there, or move the folder elsewhere to "
                 "begin a new run"
             ) from None
         if config.get("plugins", {}) != plugins.digests(experiment):
@@ -168,6 +171,11 @@ class RunFolder:
     def id(self) -> str:
         """What tells this run from another one in a folder of the same name; "" of a run of an older fedvlp."""
         return str(_read(self.environment).get("id", ""))
+
+    @property
+    def code(self) -> str:
+        """``code()`` of the fedvlp that began it; "" where it noted none."""
+        return str(_read(self.environment).get("code", ""))
 
     @property
     def status_file(self) -> Path:
@@ -207,8 +215,8 @@ class RunFolder:
         """
         config = self._config()
         recorded = config.get("plugins", {})
-        for name, digest in recorded.items():
-            self._refuse_other(name, digest, plugins.admitted(name))
+        for name, content in recorded.items():
+            self._refuse_other(name, content, plugins.admitted(name))
         experiment: Experiment = from_config(config)
         unrecorded = plugins.digests(experiment).keys() - recorded.keys()
         if unrecorded:
@@ -242,7 +250,7 @@ class RunFolder:
         if plugin.digest != digest:
             raise plugins.PluginError(
                 f"{self.path} was begun with a plugin {name} of digest {digest}; {plugin.file} has {plugin.digest}. "
-                f"To go on, {remedy}; with what is there now, begin a new run"
+                f"To resume, {remedy}; with what is there now, begin a new run"
             )
 
     def server(self) -> tuple[Server, int] | None:
@@ -370,6 +378,21 @@ def environment(experiment: Experiment) -> dict[str, Any]:
     return {
         "seed": experiment.rounds.seed,
         "fingerprint": fingerprint(experiment),
+        "code": code(),
         "python": platform.python_version(),
         "packages": versions,
     }
+
+
+ROOMS = ("core", "training", "federation", "models", "objectives", "data", "methods", "evaluation", "run")
+"""Whose code decides a run's figures."""
+
+
+@cache
+def code() -> str:
+    """A digest of the code that decides a run's figures: a run of other code may differ, and tables say so."""
+    package = Path(fedvlp.__file__).parent
+    files = sorted(file for room in ROOMS for file in (package / room).rglob("*.py"))
+    return digest(*(piece for file in files for piece in (file.relative_to(package).as_posix(), file.read_bytes())))[
+        :16
+    ]

@@ -22,6 +22,7 @@ NOTE = "measured.json"
 """In the folder of the files: name of a file -> digest."""
 
 RECALLS, AREAS, TOWER, AUDIT = "recall.csv", "zero-shot-findings.csv", "tower.csv", "audit.json"
+PROBE, ZERO_SHOT = "linear-probe", "zero-shot"  # their tables, with more behind a hyphen
 """What a report reads."""
 
 
@@ -57,7 +58,7 @@ def lines_of(folder: RunFolder, file: Path, read: Callable[[Mapping[str, str]], 
     except (KeyError, TypeError, ValueError):
         raise ValueError(
             f"{folder.path}: evaluation/{file.name} is not what fedvlp wrote there; remove it and measure again with "
-            "`fedvlp report RUN --intervals`"
+            "`fedvlp report RUN --intervals` or `fedvlp evaluate`"
         ) from None
 
 

@@ -21,7 +21,7 @@ from fedvlp.run.site_sources import SiteSources
 TEMPLATE = """\
 # {name}: {kind} trained with fedvlp
 
-{image_tower} reads films of {size} x {size} pixels, {text_tower} reads up to {tokens} tokens; both end in unit vectors
+{image_tower} reads images of {size} x {size} pixels, {text_tower} reads up to {tokens} tokens; both end in unit vectors
 of {dim} numbers. {parameters:,} parameters. Method: `{method}`, {rounds} rounds, seed {seed}. Start: {start}.
 Written by fedvlp {version}.{weights}
 
@@ -34,7 +34,7 @@ model = load_model("FOLDER")  # this folder
 {use}
 ```
 
-Films must be prepared as `config.json` says under `preprocessing`; `load_model` does. A film that is prepared
+Images must be prepared as `config.json` says under `preprocessing`; `load_model` does. One that is prepared
 otherwise gets a wrong vector, without an error.
 
 ## Training records
@@ -62,7 +62,7 @@ otherwise gets a wrong vector, without an error.
 ## Intended use
 
 Research on {kinds}. This is no medical device: it was not validated for diagnosis or for any decision about
-a patient. It knows films and reports like those of its sites; measure it on your own records before you use it.
+a patient. It knows images and reports like those of its sites; measure it on your own records before you use it.
 
 ## Licence
 
@@ -80,9 +80,9 @@ it.
 ENCODER = """\
 vectors = model.encode_image(["one.dcm", "other.png"])  # [2, {dim}]"""
 CLASSIFIER = """\
-films = model.preprocess(["one.dcm", "other.png"])
+images = model.preprocess(["one.dcm", "other.png"])
 words, mask = model.tokenizer(["report of one", "report of the other"])
-logits = model({{"image": films, "text": words, "text_mask": mask}}).logits  # [2, {findings}]; one of both is enough"""
+logits = model({{"image": images, "text": words, "text_mask": mask}}).logits  # [2, {findings}]; one is enough"""
 """What to do with a model, as code."""
 
 INITIAL_WEIGHTS = "the weights are the initial ones: no site sent any, and each has the model that it trained alone"
@@ -107,8 +107,8 @@ def card(
     labels = _findings(experiment)
     return TEMPLATE.format(
         name=experiment.name,
-        kind="a classifier of films and reports" if labels else "an image-text model",
-        kinds="classifiers of films and reports" if labels else "image-text models",
+        kind="a classifier of images and reports" if labels else "an image-text model",
+        kinds="classifiers of images and reports" if labels else "image-text models",
         weights=f" {_sentence(INITIAL_WEIGHTS)}" if initial else "",
         use=(CLASSIFIER if labels else ENCODER).format(dim=described["embedding_dim"], findings=len(labels)),
         image_tower=_cell(described["image_tower"]),
@@ -181,7 +181,7 @@ def _source(source: Any) -> str:
         kinds = ", ".join(f"{site} by `{name_of(type(inner))}`" for site, inner in source.sites)
         return f"Read at each site: {kinds}."
     if isinstance(source, SyntheticCohort | LatentCohort):
-        return f"Drawn by a program (`{name_of(type(source))}`): no patient's film or report is among them."
+        return f"Drawn by a program (`{name_of(type(source))}`): no patient's image or report is among them."
     return f"Read by `{name_of(type(source))}`."
 
 

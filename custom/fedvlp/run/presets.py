@@ -397,7 +397,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "fedprox": "FedProx (Li et al., 2020): FedAvg with a pull towards the received weights",
         "scaffold": "SCAFFOLD (Karimireddy et al., 2020): corrects every gradient for a site's drift",
         "fednova": "FedNova (Wang et al., 2020): averages directions where sites take unequal steps",
-        "fedbn": "FedBN (Li et al., 2021): FedAvg whose sites keep their own normalisation, for unlike scanners",
+        "fedbn": "FedBN (Li et al., 2021): FedAvg whose sites keep their own normalisation, for scanners that differ",
         "fedldawa": "FedLDAWA (Rehman et al., 2023): weighs each tensor by its angle to the received model",
         "fedmoon": "MOON (Li et al., 2021): FedAvg with a contrast between local, received and previous embeddings",
         "fedcca": "FedCCA: linear heads from one round of second moments, then FedAvg",
@@ -468,14 +468,15 @@ def get(name: str) -> Experiment:
     return experiment
 
 
-def of_plugins(installed: bool = False) -> list[str]:
-    """The names of the presets that plugins in use have; with ``installed``, of every installed plugin as well.
-
-    Raises PluginError where an installed plugin cannot be imported.
-    """
-    if installed:
-        plugins.use_installed()
+def of_plugins() -> list[str]:
+    """The names of the presets that plugins in use have."""
     return [name for name in plugins.table("PRESETS", PRESETS, wanted=next(iter(PRESETS))) if name not in PRESETS]
+
+
+def in_short(experiment: Experiment) -> tuple[str, str, str]:
+    """Objective, sites and rounds, as `fedvlp presets` shows them."""
+    objective = type(experiment.objective).__name__.removesuffix("Config")
+    return objective, str(experiment.partition.sites), str(experiment.rounds.rounds)
 
 
 # What `--set` can change in an experiment: every setting, its value, and what its field's comment says it means.

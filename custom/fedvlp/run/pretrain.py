@@ -112,7 +112,7 @@ def write_towers(folder: RunFolder, out: Path, command: str) -> tuple[str, dict[
     pretrainable(experiment)
     torch.set_num_threads(experiment.training.threads)
     saved = folder.server()
-    require(saved is not None and folder.model.exists(), "the run has not finished; go on with --resume")
+    require(saved is not None and folder.model.exists(), "the run has not finished; resume it with --resume")
     assert saved is not None
     state = experiment.method.finish(saved[0])
     assembly = Assembly(experiment)

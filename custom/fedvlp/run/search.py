@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fedvlp.core.checkpoint import save_bytes
 from fedvlp.data.cohort import Cohort, NoRecordsError
+from fedvlp.data.loader import eval_batch
 from fedvlp.data.preprocessing import Preprocessing
 from fedvlp.data.record_ids import as_written
-from fedvlp.data.transforms import eval_batch
 from fedvlp.models.dual_encoder import DualEncoder
 
 NPZ, PARQUET = SUFFIXES = (".npz", ".parquet")
@@ -42,7 +42,7 @@ def decoded_size(model: DualEncoder) -> int:
     Raises ValueError where the model's folder does not say how films are prepared.
     """
     if not isinstance(model.prepare, Preprocessing):
-        raise ValueError("this model's folder does not say how films are prepared; give the folder of its run")
+        raise ValueError("this model's folder does not say how images are prepared; give the folder of its run")
     return model.prepare.longest_side
 
 
@@ -90,7 +90,7 @@ def search(model: DualEncoder, cohort: Cohort, query: Tensor, split: str | None 
     rows = rows_of(cohort, split)
     rows = rows[cohort.has_image()[rows]]
     if not len(rows):
-        raise NoRecordsError("search: no record there has a film; give data with images, or another split")
+        raise NoRecordsError("search: no record there has an image; give data with images, or another split")
     similar = ranked(image_vectors(model, cohort, rows), query, top)
     shown = as_written(cohort)
     return [Nearest(int(rows[i]), shown[cohort.ids[rows[i]]], similarity) for i, similarity in similar]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -107,13 +107,7 @@ def simulate(
         # 1. The records, searched for identifiers, and what to know of them before anything is trained.
         experiment.training.torch_device()  # a device that is not here, said once and not by every site
         assembly = Assembly(experiment, folder.path, accept_phi_risk)
-        assembly.gate()
-        if counted := rows_used(assembly.summary):
-            say(f"data: {counted}")
-        sites = assembly.sites()
-        refuse_other_data(assembly, folder)
-        _note_partition(assembly, folder)
-        _tell_cautions(assembly, folder, caution)
+        sites = _admit_records(assembly, folder, say, caution)
 
         # 2. The sites, then the server as the last complete phase left it.
         curves = _curves(folder, mlflow)
@@ -129,19 +123,11 @@ def simulate(
         status.begin(experiment.method, experiment.rounds, server, next_phase)
         folder.note_all(server.history)
 
-        def noted(record: Record) -> None:
-            folder.note(record)
-            status.add(record)
-            for curve in curves:
-                curve(record)
-            report(record)
+        readers = (folder.note, status.add, *curves, report)
 
         # 4. The rounds, then the trained model.
         with status.until_the_end():
-            with ExitStack() as opened:
-                for used in (exchange, *curves):
-                    opened.enter_context(closing(used))
-                opened.enter_context(watch(progress))
+            with _closing_all(exchange, *curves), watch(progress):
                 federation = Federation(
                     experiment.method,
                     server,
@@ -149,12 +135,43 @@ def simulate(
                     status.watched(progress.watched(exchange)),
                     wire=experiment.wire,
                     checkpoint=folder.checkpoint,
-                    report=noted,
+                    report=lambda record: _tell(record, readers),
                     present=sites,
                 )
                 state = federation.run(next_phase)
             folder.finish(experiment, state, server.history, assembly.cohort.label_names)
         return server.history
+
+
+def _admit_records(
+    assembly: Assembly, folder: RunFolder, say: Callable[[str], None], caution: Callable[[str], None]
+) -> tuple[str, ...]:
+    """The sites whose records train, once these were searched for identifiers and are those that the run began with.
+
+    Notes which site has which record, and tells what to know of them.
+    """
+    assembly.gate()
+    if counted := rows_used(assembly.summary):
+        say(f"data: {counted}")
+    sites = assembly.sites()
+    refuse_other_data(assembly, folder)
+    _note_partition(assembly, folder)
+    _tell_cautions(assembly, folder, caution)
+    return sites
+
+
+def _tell(record: Record, readers: Iterable[Callable[[Record], None]]) -> None:
+    for reader in readers:
+        reader(record)
+
+
+@contextmanager
+def _closing_all(*used: Any) -> Iterator[None]:
+    """Closes all at the end, however it comes, the last first."""
+    with ExitStack() as opened:
+        for one in used:
+            opened.enter_context(closing(one))
+        yield
 
 
 def _tell_cautions(assembly: Assembly, folder: RunFolder, caution: Callable[[str], None]) -> None:

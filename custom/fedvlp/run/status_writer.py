@@ -212,7 +212,7 @@ class RunStatus:
             self.end(FAILED, type(error).__name__)
             raise
         except BaseException:
-            self.end(STOPPED, "it was interrupted; resume it to go on")
+            self.end(STOPPED, "it was interrupted; resume it")
             raise
         self.end(FINISHED)
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedvlp.core.checkpoint import save_text
 from fedvlp.data.cohort import digest
 from fedvlp.data.deid import Accepted
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.intervals import over_seeds
-from fedvlp.run.cell_results import Figures, Measure, Table, origin
-from fedvlp.run.cells import Said, measured
+from fedvlp.run.cells import DONE, OTHER_CODE, Cell, Figures, Said, measured
 from fedvlp.run.config import fields_of, override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
@@ -108,12 +108,18 @@ def _has(experiment: Experiment, key: str) -> bool:
     return True
 
 
-class Swept(NamedTuple):
-    """What the cells of sweeps have in common."""
+@dataclass(frozen=True)
+class Table:
+    """The figures of the cells that are finished."""
 
-    name: str
-    figures: Measure
-    runs: str = ""
+    cells: Mapping[Cell, Figures]  # variant and seed -> name -> figure
+    before: Mapping[Cell, str] = field(default_factory=dict)  # of those that were not run now, how they were found
+
+    def origin(self) -> str:
+        """One sentence: how many cells there are, and which of them were not run now, or not with this code."""
+        said = f"{len(self.cells)} cells; {len(self.before)} of them had finished before"
+        other = list(self.before.values()).count(OTHER_CODE)
+        return said + (f"; {other} were run by a fedvlp with other code" if other else "") + "."
 
 
 def swept(
@@ -132,15 +138,15 @@ def swept(
     name_of = {title: name_for_folder(title) for title in every}
     title_of = {name: title for title, name in name_of.items()}
     cells = {(name_of[title], seed): seeded(every[title], name_of[title], seed) for seed in seeds for title in every}
+    before: dict[Cell, str] = {}
 
     def said_of(name: str, seed: int, what: str) -> None:
+        if what != DONE:
+            before[title_of[name], seed] = what
         said(title_of[name], seed, what)
 
-    table = measured(Swept("cells", reached), cells, runs, runs / "results", jobs, said_of, accept_phi_risk)
-    return Table(
-        {(title_of[name], seed): figures for (name, seed), figures in table.cells.items()},
-        {(title_of[name], seed): of for (name, seed), of in table.origins.items()},
-    )
+    finished = measured(reached, cells, runs / "cells", jobs, said_of, accept_phi_risk)
+    return Table({(title_of[name], seed): figures for (name, seed), figures in finished.items()}, before)
 
 
 def name_for_folder(title: str) -> str:
@@ -159,7 +165,8 @@ def seeded(experiment: Experiment, name: str, seed: int) -> Experiment:
 
 def reached(folder: RunFolder) -> Figures:
     """What the trained model of a finished run reaches on held-out records."""
-    return summary(folder.history()).get("trained", {})
+    trained = summary(folder.history()).get("trained", {})
+    return {name: round(value, 4) for name, value in trained.items() if math.isfinite(value)}
 
 
 def shown(table: Table) -> list[Column]:
@@ -228,7 +235,7 @@ def write(table: Table, folder: Path) -> list[Path]:
         writer.writerow([method, seed, *(figures.get(name, "") for name in every)])
     folder.mkdir(parents=True, exist_ok=True)
     files = {
-        folder / "sweep.md": "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{origin(table)}\n",
+        folder / "sweep.md": "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{table.origin()}\n",
         folder / "cells.csv": text.getvalue(),
     }
     for file, content in files.items():

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedvlp.core.types import State
 from fedvlp.evaluation import distortion
+from fedvlp.evaluation.classification import roc
 from fedvlp.evaluation.intervals import Interval, area_of, bootstrap, macro
 from fedvlp.evaluation.output import write_csv
 from fedvlp.evaluation.zero_shot import (
@@ -34,7 +35,9 @@ from fedvlp.run.folder import RunFolder
 from fedvlp.run.model_use import told_apart
 from fedvlp.run.recalls import TRAINED
 
-COLUMNS = ("model", "site", "finding", "films", "positive", "area", "low", "high")
+COLUMNS = ("model", "site", "finding", "films", "positive", "area", "low", "high", "sensitivities")
+RATES = tuple(step / 20 for step in range(21))
+"""False-positive rates at which the ROC curve is kept: a bounded size, and no score of a record."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Area:
     films: int  # whose label is known to be there or not; a finding that is not mentioned is not there
     positive: int
     area: Interval  # 0..1, mean over the draws of the prompts; chance is 0.5
+    sensitivities: tuple[float, ...] = ()  # at ``RATES``, mean over the draws; () in a file of an older fedvlp
 
 
 def file_of(folder: RunFolder) -> Path:
@@ -66,7 +70,10 @@ def measure(folder: RunFolder, run: FinishedRun | None = None) -> Path | None:
     protocol = ZeroShot(classes)
     own, state = run.trained()
     areas = [*_areas(run, protocol, INITIAL, {}, run.assembly.initial()), *_areas(run, protocol, TRAINED, own, state)]
-    rows = ((*list(vars(one).values())[:5], *vars(one.area).values()) for one in areas)
+    rows = (
+        (*list(vars(one).values())[:5], *vars(one.area).values(), " ".join(f"{x:.3f}" for x in one.sensitivities))
+        for one in areas
+    )
     file = write_csv(file_of(folder), [COLUMNS, *rows])
     measurements.note(folder, file)
     return file
@@ -118,7 +125,8 @@ def _of_site(
             continue
         whose = [patient for patient, one in zip(patients, known.tolist(), strict=True) if one]
         area = bootstrap(macro([area_of(of_seed[known, index], truth) for of_seed in scores]), whose)
-        yield Area(name, site, finding, len(truth), positive, area)
+        curves = torch.tensor([roc(of_seed[known, index], truth, RATES) for of_seed in scores])
+        yield Area(name, site, finding, len(truth), positive, area, tuple(curves.mean(0).tolist()))
 
 
 def read(folder: RunFolder) -> list[Area]:
@@ -135,4 +143,5 @@ def at_chance(path: Path) -> bool:
 def _read(line: Mapping[str, str]) -> Area:
     model, site, finding = (line[name] for name in COLUMNS[:3])
     area = Interval(*(float(line[name]) for name in ("area", "low", "high")))
-    return Area(model, site, finding, int(line["films"]), int(line["positive"]), area)
+    curve = tuple(map(float, (line.get("sensitivities") or "").split()))
+    return Area(model, site, finding, int(line["films"]), int(line["positive"]), area, curve)

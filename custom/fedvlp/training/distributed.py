@@ -93,6 +93,7 @@ class MeansInBackward:
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._buckets: list[list[nn.Parameter]] = []
         room = 0
+        # Buckets from the last layer to the first: the order in which a backward pass completes gradients.
         for parameter in reversed(list(parameters)):
             if not self._buckets or parameter.nbytes > room or parameter.dtype != self._buckets[-1][-1].dtype:
                 self._buckets.append([])
@@ -136,6 +137,7 @@ class MeansInBackward:
         if self._next == len(self._buckets):
             return
         self._missing[self._bucket_of[id(parameter)]] -= 1
+        # In the order of the buckets: a later one that is complete waits for those before it.
         while self._next < len(self._buckets) and not self._missing[self._next]:
             self._send()
 
@@ -178,6 +180,7 @@ def gather(mine: Tensor, rows: slice, total: int) -> Tensor:
 def tell(content: Any, tensors: State) -> tuple[Any, State]:
     """Rank 0's JSON-able ``content`` and named ``tensors`` (on the CPU), at every rank; others' are ignored."""
     described = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()]
+    # First how long the description is, then the description, then each tensor that it names.
     letters = torch.frombuffer(bytearray(json.dumps([content, described]).encode()), dtype=torch.uint8)
     size = torch.tensor([len(letters)])
     dist.broadcast(size, 0)

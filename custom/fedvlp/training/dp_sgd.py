@@ -100,8 +100,10 @@ def rate(training: Training, records: int) -> float:
 
 def steps(method: Method, round: int, phase: int) -> int:
     """Steps of a site from the first round to the ``phase``-th of this one, which is counted too."""
-    phases = [name for earlier in range(round) for name in method.phases(earlier)]
-    return sum(method.steps(name) for name in (*phases, *method.phases(round)[: phase + 1]))
+    done = sum(method.steps(name) for name in method.phases(round)[: phase + 1])
+    for earlier in range(round):
+        done += sum(method.steps(name) for name in method.phases(earlier))
+    return done
 
 
 def batches(client: Client, steps: int, training: Training) -> Iterator[Batch]:
@@ -109,6 +111,7 @@ def batches(client: Client, steps: int, training: Training) -> Iterator[Batch]:
     records = client.data.num_train
     groups = max(1, training.batch_size // training.dp_group)
     for _ in range(steps):
+        # Each record is drawn by itself, with probability q: only then does the accountant's amplification hold.
         rows = torch.from_numpy(np.flatnonzero(uniform(records) < rate(training, records)))
         group = torch.from_numpy((uniform(len(rows)) * groups).astype(np.int64))
         drawn = client.data.batches("train", max(1, len(rows)), drop_last=False, rows=rows)
@@ -138,6 +141,7 @@ class PrivateStepper(Stepper):
         rest = {name: tensor for name, tensor in batch.items() if name != GROUP}
         groups = max(1, training.batch_size // training.dp_group)
         sums = [torch.zeros_like(parameter) for parameter in self.parameters]
+        # Step 3: the gradient of each group alone, shortened to C.
         for number in range(groups):
             rows = (group == number).nonzero()[:, 0]
             if len(rows) < 2:
@@ -152,6 +156,7 @@ class PrivateStepper(Stepper):
             for total, shortened in zip(sums, gradients, strict=True):
                 if shortened is not None:
                     total += shortened
+        # Step 4: noise for the sum, whose sensitivity is 2 C.
         deviation = 2 * training.dp_clip * training.dp_noise
         for parameter, total in zip(self.parameters, sums, strict=True):  # also of those that no loss has reached
             noise = gaussian(total.numel()).to(total.dtype).reshape(total.shape).to(total.device)
@@ -167,6 +172,7 @@ class PrivateStepper(Stepper):
     def _shortened(self) -> tuple[list[Tensor | None], float]:
         """The gradients, together of at most the length ``dp_clip``, and that length; none where not finite."""
         gradients = [parameter.grad for parameter in self.parameters]
+        # The length over all parameters together, not of each.
         norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients if one is not None))
         if not math.isfinite(norm):
             logger.warning("%s: the loss of a group is not finite; the group is left out", self.client.name)

@@ -142,6 +142,7 @@ class FrozenFeatures:
         target = self._folder / f"features-{self._key(split)}"
         if not target.is_dir():
             self._folder.mkdir(parents=True, exist_ok=True)
+            # Computed beside, then renamed: another process sees all of a table or none.
             draft = Path(tempfile.mkdtemp(prefix=".features-", dir=self._folder))
             try:
                 self._computed(split, draft)
@@ -237,6 +238,7 @@ class FixedFeatures:
 
     def _tokens_by(self, client: Client, state: State, own: State | None) -> State | None:
         model = client.anchor(state, own)
+        # Towers that normalise by the batch make something else of a record in every batch: nothing to keep.
         norms = (name for name, module in model.named_modules() if isinstance(module, BatchNorm) and module.training)
         if self._too_large or any(group(name) in ("encoder", "alignment") for name in norms):
             return None
@@ -268,10 +270,9 @@ class FixedFeatures:
         known = next((hashes for one, other, hashes in self._known if one is state and other is own), None)
         if known is None:
             tensors = client.anchor(state, own).state_dict()
-            known = {
-                kind: digest(tensors, [name for name in tensors if group(name) == kind])
-                for kind in ("encoder", "alignment")
-            }
+            known = {}
+            for kind in ("encoder", "alignment"):
+                known[kind] = digest(tensors, [name for name in tensors if group(name) == kind])
             self._known.append((state, own, known))
         device = client.device.type
         precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32

@@ -36,13 +36,14 @@ class MicroBatches:
     def map(self, towers: Callable[[Batch], VLOutput], batch: Batch) -> VLOutput:
         """``towers(batch)``, computed part by part. Per record it keeps 2 W numbers, or all that ``towers`` returns."""
         total = len(next(iter(batch.values())))
+        # Each process runs the towers on its own rows; ``whole`` puts those of all together.
         rows = distributed.my_rows(total, 1) if self.gather else slice(0, total)
         size = self.micro_batch or total
         with random_numbers_of_this_rank(self.gather):
-            outputs = [
-                self._run(towers, rows_of(batch, slice(start, min(start + size, rows.stop))))
-                for start in range(rows.start, rows.stop, size)
-            ]
+            outputs = []
+            for start in range(rows.start, rows.stop, size):
+                piece = slice(start, min(start + size, rows.stop))
+                outputs.append(self._run(towers, rows_of(batch, piece)))
 
         def whole(name: str) -> Tensor | None:
             pieces = [getattr(output, name) for output in outputs]

@@ -130,6 +130,7 @@ def mean_terms(history: list[dict[str, Tensor]], site: str, message: Broadcast) 
     means = {}
     for name in dict.fromkeys(name for terms in history for name in terms):
         values = torch.stack([terms[name] for terms in history if name in terms])
+        # Read here for the first time: on a GPU every look would make the host wait.
         finite = torch.isfinite(values)
         if not bool(finite.all()):
             step = int((~finite).nonzero()[0, 0])

@@ -124,6 +124,7 @@ class Stepper:
             done += _size(piece)
             if distributed.together() and done == _size(batch):
                 self.means.begin()  # only the last piece's backward pass completes a gradient
+            # A micro-batch counts by its records, so the sum of the pieces is the mean over the batch.
             share = _size(piece) / _size(batch)
             with torch.autocast(self.device.type, self._low_precision, **autocast):
                 terms = losses(piece)
@@ -181,13 +182,10 @@ class Stepper:
 
     def tensors(self) -> State:
         """The optimiser's own, named ``<parameter>/<name>``."""
-        states = self.optimizer.state_dict()["state"]
-        return {
-            f"{self.names[index]}/{name}": tensor
-            for index, own in states.items()
-            for name, tensor in own.items()
-            if tensor is not None
-        }
+        tensors: State = {}
+        for index, own in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"{self.names[index]}/{name}": tensor for name, tensor in own.items() if tensor is not None}
+        return tensors
 
     def numbers(self) -> dict[str, Any]:
         """What else the next step depends on (JSON-able)."""
@@ -200,10 +198,11 @@ class Stepper:
         }
 
     def hand_on(self, tensors: State) -> None:
-        """Puts copies of :meth:`tensors` into those of earlier phases, for the next phase to go on with.
+        """Adds copies of :meth:`tensors` to those of earlier phases, so that the next phase resumes from them.
 
-        A parameter that no loss has reached so far has a mark there: its phase has warmed up all the same.
+        A parameter that no loss has reached so far is marked there, because its phase has warmed up all the same.
         """
+        # What this phase trained takes the place of its older moments; those of other parameters stay.
         own = {name: tensor.cpu().clone() for name, tensor in self.tensors().items()}
         moved = {key.rpartition("/")[0] for key in own}
         for key in [key for key in tensors if key.rpartition("/")[0] in moved]:

@@ -20,10 +20,10 @@ from fedvlp.objectives.gloria import GLoRIAConfig
 from fedvlp.objectives.mgca import MGCAConfig
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_results import Figures
 from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.fitting import fitted
 from fedvlp.run.site_sources import SiteSources
+from studies.claims.cell_results import Figures
 from studies.claims.ledger import seeded
 from studies.reproduce import measures
 from studies.reproduce.experiments.records import (

@@ -10,9 +10,9 @@ from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.labels import CHEXPERT
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.run import presets
-from fedvlp.run.cell_results import Figures
 from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.site_sources import PatientSites, Shares, deal
+from studies.claims.cell_results import Figures
 from studies.claims.ledger import ALL_PAIRED, POOLED, POOLED_SHARE, seeded
 from studies.reproduce import measures
 from studies.reproduce.experiments.records import Cells, counted, dealt, on_data, source, with_public
@@ -41,6 +41,7 @@ def missing_modalities(size: Size, seed: int, unlike: bool = True) -> Mapping[st
     Without ``unlike`` the heterogeneous setting is left out, whose data sets are read when its cells are made.
     """
     base = {name: _classifier(size, name, seed) for name in METHODS}
+    base["creamfl"] = _with_representations(size, base["mfedavg-p"])
     cells: Cells = {}
     for name, one in base.items():
         for images, texts, both in MIXES:
@@ -60,6 +61,17 @@ def missing_modalities(size: Size, seed: int, unlike: bool = True) -> Mapping[st
     lower = replace(public, method=replace(public.method, private=False))
     nobody_lacks = replace(public, partition=replace(public.partition, image_only=0))
     return cells | {"lower": lower, ALL_PAIRED: nobody_lacks, POOLED: _pooled(size, lower)}
+
+
+def _with_representations(size: Size, experiment: Experiment) -> Experiment:
+    """CreamFL with the others' classifier and schedule: representations of the public set travel, and no weights.
+
+    Every site trains a classifier of its own, with one pass over the public set a round; the server trains its own
+    there, and distils.
+    """
+    preset, rounds = presets.get("creamfl" if size.demo else "creamfl-paper"), experiment.rounds.rounds
+    shared: dict[str, Any] = {"local_steps": experiment.method.local_steps, "local_epochs": 1, "server_rounds": rounds}
+    return replace(experiment, method=replace(preset.method, **shared))
 
 
 def _pooled(size: Size, lower: Experiment) -> Experiment:

@@ -18,10 +18,10 @@ from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.objectives.mae import MAEConfig
 from fedvlp.run import presets
-from fedvlp.run.cell_results import Figures
 from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.fitting import with_paths
+from studies.claims.cell_results import Figures
 from studies.reproduce.table import PAPER, Size
 
 Cells = dict[str, Experiment]

@@ -161,7 +161,7 @@ def test_openi_archive_and_folder_are_the_same_cohort(tmp_path: Path) -> None:
 
 
 def openi_films(folder: Path) -> tuple[str, str]:
-    """Five films of two worded reports, one of them under its longer name, and a worded report without a film."""
+    """Five films of two worded reports, one of them under its longer name, and a worded report without an image."""
     reports = openi_reports(folder / "xml")
     films = {"0.xml": ["CXR1_1_IM-0001-3001", "CXR1_1_IM-0001-4001", "CXR1_IM-2"], "1.xml": ["CXR2_IM-3", "CXR2_IM-4"]}
     for number, (file, names) in enumerate(films.items(), start=1):
@@ -192,8 +192,8 @@ def test_openi_with_films_has_a_row_for_each_frontal_one(tmp_path: Path) -> None
     assert cohort.subgroup("view").tolist() == ["frontal", "frontal"]
     assert summary == {
         "rows": 6, "used": 2, "patients": 1, "skipped: report empty or too short": 0,
-        "skipped: report without a film": 1, "skipped: film of another or an unknown view": 3,
-        "skipped: film not under root": 0,
+        "skipped: report without an image": 1, "skipped: image of another or an unknown view": 3,
+        "skipped: image not under root": 0,
     }  # fmt: skip
     both = OpenISource(reports, films, views, ("Frontal", "Lateral"), image_size=32).build()
     assert both.subgroup("view").tolist() == ["lateral", "frontal", "frontal", "lateral"]
@@ -206,9 +206,9 @@ def test_openi_without_the_table_of_views_says_so(tmp_path: Path, caplog: pytest
     cohort, summary = OpenISource(reports, films, image_size=32).prepare()
     assert len(cohort) == 5
     assert cohort.subgroup_names == ()
-    assert summary["films of unknown view (no indiana_projections.csv)"] == 5
-    assert "5 films of unknown view (no indiana_projections.csv); lateral ones are among them" in caplog.text
-    assert "films of unknown view (no indiana_projections.csv)" not in OpenISource(reports).prepare()[1]
+    assert summary["images of unknown view (no indiana_projections.csv)"] == 5
+    assert "5 images of unknown view (no indiana_projections.csv); lateral ones are among them" in caplog.text
+    assert "images of unknown view (no indiana_projections.csv)" not in OpenISource(reports).prepare()[1]
 
 
 def test_openi_finds_the_table_of_views_in_its_folder(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_openi_refuses_a_folder_that_lacks_films_unless_a_part_of_them_is_enough
             OpenISource(reports, films, max_missing=most).build()
     cohort, summary = OpenISource(reports, films, max_missing=0.2, image_size=32).prepare()
     assert len(cohort) == 4
-    assert summary["skipped: film not under root"] == 1
+    assert summary["skipped: image not under root"] == 1
     assert cohort.has_image().all()
     assert cohort.has_report().all()
     views = projections(tmp_path / "indiana_projections.csv")

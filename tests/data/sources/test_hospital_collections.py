@@ -58,7 +58,7 @@ def test_mimic_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="1 of 4 reports are not in files/ there"):
         source.build()
     table(root / "mimic-cxr-2.0.0-split.csv", "dicom_id,split", [("a1", "train")])
-    with pytest.raises(ValueError, match="5 of 6 films are in no split of train, validate, test"):
+    with pytest.raises(ValueError, match="5 of 6 images are in no split of train, validate, test"):
         source.build()
     table(root / "mimic-cxr-2.0.0-split.csv", "dicom_id,study_id", [])
     with pytest.raises(ValueError, match="lacks 1 of 2 columns: split"):

@@ -195,7 +195,7 @@ def test_kaggles_copy_of_openi_is_openi(tmp_path: Path) -> None:
     cohort, summary = SOURCES["openi"].at(tmp_path / "kaggle", image_size=32, labels="Pneumonia,Edema").prepare()
     assert cohort.reports == ("left pneumonia opacity left", "no acute disease seen")
     np.testing.assert_array_equal(cohort.labels, [[1, 0], [np.nan, np.nan]])
-    assert summary["skipped: film of another or an unknown view"] == 2
+    assert summary["skipped: image of another or an unknown view"] == 2
     assert set(cohort.patients) == set(at("openi", tmp_path / "root").build().patients)
     (tmp_path / "kaggle" / "indiana_projections.csv").unlink()
     with pytest.raises(ValueError, match=r"give projections=indiana_projections\.csv"):

@@ -150,7 +150,9 @@ def test_labels_that_are_no_numbers_are_counted_and_not_repeated(tmp_path: Path)
     blank = ",".join([""] * (len(CHEXPERT) - 1))
     table.write_text(f"study_id,{','.join(CHEXPERT)}\n50000001,Mrs Canary,{blank}\n")
     for broken, said in ((CheXpertSource(str(tmp_path / "train.csv")), "1 of 3"), (source, "1 of 1")):
-        with pytest.raises(ValueError, match=f"{said} rows have a label that is no number; give the table") as caught:
+        with pytest.raises(
+            ValueError, match=f"{said} rows have a label that is not a number; give the table"
+        ) as caught:
             broken.build()
         assert "Canary" not in str(caught.value)
 

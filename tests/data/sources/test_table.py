@@ -189,7 +189,7 @@ def test_images_may_not_leave_the_root(tmp_path: Path) -> None:
 
 
 def test_an_image_is_found_whatever_case_accents_and_suffix_its_name_has(tmp_path: Path) -> None:
-    """As Windows and a Mac write names; the id is that of the file, so that a film is the same under all its names."""
+    """As Windows and a Mac write names; the id is that of the file, so an image is the same under all its names."""
     changes: tuple[Callable[[str], str], ...] = (str.upper, str.title, lambda name: name.rpartition(".")[0], str)
     for written, suffix in product(("NFC", "NFD"), ("png", "JPG")):
         root = tmp_path / f"{written} {suffix}"
@@ -344,7 +344,7 @@ AMBIGUOUS = {
     "nothing": (b"", "is empty; export it again"),
     "blank lines": (b"\r\n \n", "is empty; export it again"),
     "a mark alone": ("\ufeff".encode(), "is empty; export it again"),
-    "no reports": (b"image,n\nx.png,1\n", 'a table of films without reports: set report_column=""'),
+    "no reports": (b"image,n\nx.png,1\n", 'a table of images without reports: set report_column=""'),
 }  # fmt: skip
 
 
@@ -548,7 +548,7 @@ def people(folder: Path, patients: list[str], studies: list[str]) -> TableSource
 
 
 def splits_of_studies(cohort: Cohort) -> list[set[str]]:
-    """The splits of the films 2k and 2k + 1, for each k."""
+    """The splits of the images 2k and 2k + 1, for each k."""
     splits = cohort.splits.tolist()
     return [set(pair) for pair in zip(splits[::2], splits[1::2], strict=True)]
 

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
+from fedvlp.data.images import decode
 from fedvlp.data.loader import SiteData
 from fedvlp.data.sources.torch_dataset import DatasetSource
-from fedvlp.data.transforms import decode
 from fedvlp.models.tiny import HashTokenizer
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 40, 30)).astype(np.uint8)

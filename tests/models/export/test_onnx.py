@@ -175,7 +175,7 @@ def test_a_file_of_several_frames_is_refused_as_fedvlp_does(tmp_path: Path) -> N
     prepare = prepared(model, tmp_path)
     with pytest.raises(PreparationError, match="multi-frame image: 2 frames"):
         model.preprocess(tmp_path / "two.tiff")
-    with pytest.raises(ValueError, match="the film cannot be used: multi-frame image: 2 frames"):
+    with pytest.raises(ValueError, match="the image cannot be used: multi-frame image: 2 frames"):
         prepare["films"]([tmp_path / "two.tiff"])
     assert np.array_equal(prepare["film"](tmp_path / "phone.jpg"), model.preprocess(tmp_path / "phone.jpg").numpy())
 
@@ -184,13 +184,13 @@ def test_dicom_without_pydicom_is_refused_in_a_sentence(tmp_path: Path, monkeypa
     film = dicom(tmp_path / "canary.dcm", np.arange(900, dtype=np.uint16).reshape(30, 30), "MONOCHROME2", 12)
     prepare = prepared(model_of("tiny", "tiny"), tmp_path)
     monkeypatch.setitem(sys.modules, "pydicom", None)
-    with pytest.raises(ValueError, match=r"^the film cannot be used: needs the package pydicom$"):
+    with pytest.raises(ValueError, match=r"^the image cannot be used: needs the package pydicom$"):
         prepare["film"](film)
 
 
 def test_films_of_a_model_that_does_not_say_how_are_not_prepared(tmp_path: Path) -> None:
     prepare = prepared(trained(ModelConfig(image_size=32, **SMALL)), tmp_path)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="the model that was exported did not say how films are prepared"):
+    with pytest.raises(ValueError, match="the model that was exported did not say how images are prepared"):
         prepare["films"](["film.png"])
 
 

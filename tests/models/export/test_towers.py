@@ -66,7 +66,7 @@ def square_film(channels: int) -> Any:
 def test_the_lines_of_timms_readme_give_the_feature(
     channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a film that is not square; with three channels it is in colour, as the model's records were."""
+    """Of an image that is not square; with three channels it is in colour, as the model's records were."""
     from PIL import Image
 
     model = trained(ModelConfig("resnet10t", "tiny", image_size=32, in_channels=channels, **SMALL))  # type: ignore[arg-type]

@@ -142,7 +142,7 @@ def asked(browser: Any) -> set[str]:
 
 
 def stored(home: Path) -> list[Path]:
-    """What of films is on disk while the page is open. (Gradio makes an empty file beside each that is dropped.)"""
+    """What of images is on disk while the page is open. (Gradio makes an empty file beside each that is dropped.)"""
     return [path for path in (home / "temporary").rglob("*") if path.is_file() and path.stat().st_size]
 
 
@@ -184,7 +184,7 @@ def test_a_person_uses_every_tab(home: Path, program: subprocess.Popen[str], bro
 
     drop = browser.find_element("css selector", "input[type=file]")
     drop.send_keys(str(home / "DOE_JANE.txt"))
-    error = person.sees(".toast-body, .toast-wrap", "the film cannot be used: unsupported image format")
+    error = person.sees(".toast-body, .toast-wrap", "the image cannot be used: unsupported image format")
     assert "DOE" not in error.text
     person.sees("button", "Drop File Here")
     for secret in ("DOE", str(home)):

@@ -148,7 +148,7 @@ def test_a_film_from_a_file_holds_no_name_of_it(explorer: Explorer, tmp_path: Pa
     assert film.vector @ explorer.films[7] > 0.99  # a file's levels are stretched, those of a drawing are not
     assert "DOE" not in repr(vars(film))
     (tmp_path / "DOE_JANE.txt").write_text("no film")
-    with pytest.raises(ValueError, match="the film cannot be used: unsupported image format") as refused:
+    with pytest.raises(ValueError, match="the image cannot be used: unsupported image format") as refused:
         explorer.film(tmp_path / "DOE_JANE.txt")
     assert "DOE" not in str(refused.value)
 
@@ -206,7 +206,7 @@ def test_keys_of_private_records_are_hashed(model: DualEncoder, cohort: Cohort) 
 
 def test_what_cannot_be_shown_is_refused_in_a_sentence(model: DualEncoder, cohort: Cohort, explorer: Explorer) -> None:
     classifier = MultimodalConfig(**{**vars(MODEL), "labels": ("a",)}).build(0)
-    with pytest.raises(ValueError, match="explore: a MultimodalClassifier compares no films with texts"):
+    with pytest.raises(ValueError, match="explore: a MultimodalClassifier compares no images with texts"):
         Explorer.of(classifier, cohort)
     with pytest.raises(ValueError, match="explore: no record there has an image"):
         Explorer.of(model, cohort.without(np.zeros(24, bool), np.ones(24, bool)))

@@ -96,7 +96,7 @@ def test_a_dropped_film_leaves_no_file(answers: Answers, upload: Path, tmp_path:
 def test_what_is_no_film_is_removed_too(answers: Answers, tmp_path: Path) -> None:
     (tmp_path / "ab").mkdir()
     (tmp_path / "ab" / "DOE_JANE.txt").write_text("no film")
-    with pytest.raises(ValueError, match="the film cannot be used: unsupported image format") as refused:
+    with pytest.raises(ValueError, match="the image cannot be used: unsupported image format") as refused:
         answers.drop(str(tmp_path / "ab" / "DOE_JANE.txt"))
     assert "DOE" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []

@@ -89,7 +89,7 @@ class MIMICSource(Published):
         split_of = {row["dicom_id"]: row["split"] for row in split}
         if strange := sum(split_of.get(row["dicom_id"]) not in SPLITS for row in films):
             raise ValueError(
-                f"mimic_cxr source: {strange} of {len(films)} films are in no split of {', '.join(SPLITS)}"
+                f"mimic_cxr source: {strange} of {len(films)} images are in no split of {', '.join(SPLITS)}"
             )
         views = [row for row in films if row["ViewPosition"] in FRONTAL]
         frontal = self._reported(views)

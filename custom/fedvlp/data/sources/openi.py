@@ -97,10 +97,10 @@ class OpenISource(Published):
             rows = self._films(Path(self.root), worded, left_out)
         files = [file for _, file, _ in rows if file is not None]
         known = self.root is not None and self.projections is not None
-        unsure = {} if known or not files else {f"films of unknown view (no {PROJECTIONS})": len(files)}
+        unsure = {} if known or not files else {f"images of unknown view (no {PROJECTIONS})": len(files)}
         for what, count in unsure.items():
             log.warning(
-                "openi source: %d %s; lateral ones are among them. Put that table beside the films", count, what
+                "openi source: %d %s; lateral ones are among them. Put that table beside the images", count, what
             )
         return Listing(
             source="openi",
@@ -132,13 +132,13 @@ class OpenISource(Published):
         views, chosen = self._views(), names_of(self.views)
         if unknown := set(chosen) - set(VIEWS):
             raise ValueError(f"openi source: {len(unknown)} of the views are none of {', '.join(VIEWS)}")
-        left_out["report without a film"] = sum(not report.images for report in reports)
+        left_out["report without an image"] = sum(not report.images for report in reports)
         named = [(report, name, views.get(_film_key(name), "")) for report in reports for name in report.images]
         shown = [film for film in named if not views or film[2] in chosen]
         films = [(report, root / f"{Path(name).name.removesuffix('.png')}.png", view) for report, name, view in shown]
         there = [film for film in films if film[1].is_file()]
-        left_out["film of another or an unknown view"] = len(named) - len(shown)
-        left_out["film not under root"] = missing = len(films) - len(there)
+        left_out["image of another or an unknown view"] = len(named) - len(shown)
+        left_out["image not under root"] = missing = len(films) - len(there)
         refuse_absent("openi", missing, len(films), self.max_missing)
         return list(there)
 
@@ -173,7 +173,7 @@ class OpenISource(Published):
             for row in read_rows("openi", self.projections, ("uid", "filename")):
                 films.setdefault(row["uid"], []).append(row["filename"])
         elif self.root is not None:
-            raise ValueError(f"openi source: {KAGGLE} does not name its films: give projections={PROJECTIONS} too")
+            raise ValueError(f"openi source: {KAGGLE} does not name its images: give projections={PROJECTIONS} too")
         for row in read_rows("openi", self.path, ("uid", "MeSH", "findings", "impression")):
             texts = {"IMPRESSION": row["impression"], "FINDINGS": row["findings"]}
             headings = _headings(filter(None, row["MeSH"].split(";")))

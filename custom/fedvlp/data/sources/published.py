@@ -123,7 +123,7 @@ def numbers(name: str, rows: Sequence[Mapping[str, str]], columns: Sequence[str]
             strange += 1
     if strange:
         raise ValueError(
-            f"{name} source: {strange} of {len(rows)} rows have a label that is no number; give the table as it was "
+            f"{name} source: {strange} of {len(rows)} rows have a label that is not a number; give the table as it was "
             "published"
         )
     return values

@@ -23,7 +23,7 @@ from fedvlp.data.labels import ONE_CLASS, findings_in, separator_of
 from fedvlp.data.masks import read_masks
 from fedvlp.data.record_ids import mangled, normalised, one_number
 from fedvlp.data.report_text import is_rtf, lacks_letters, plain
-from fedvlp.data.screening import Screened, searched
+from fedvlp.data.screening import DataSource, Screened, searched
 from fedvlp.data.sentences import SentenceTable, read_sentence_table
 from fedvlp.data.subgroups import AGE, VIEW, table_of
 from fedvlp.data.table_files import as_csv
@@ -57,7 +57,7 @@ REMEDIES = {
         "names of images are relative to the table's folder, or to root=FOLDER: of absolute paths, take off what comes "
         "before it; where a link leads out of it, root= says the folder that it leads to"
     ),
-    "burned-in": "look at the films with text in them: burned_in=accept takes them as they are",
+    "burned-in": "look at the images with text in them: burned_in=accept takes them as they are",
 }
 """How the reason begins for which rows cannot be used -> what to do."""
 
@@ -123,7 +123,7 @@ class _Listed:
 
 
 @dataclass(frozen=True)
-class TableSource:
+class TableSource(DataSource):
     """A CSV with one row per image. A column that is named here and missing in the table is ignored unless required.
     Names may differ in case.
 
@@ -214,6 +214,12 @@ class TableSource:
         listed = _Listed(rows, files, present, skips, len(table), dict(phi))
         return Screened(phi, len(rows[:most]), partial(self._prepare, listed, most, building), skips.rows)
 
+    def written(self) -> dict[str, str]:
+        """Reads the table again: the cohort has the words alone, in small letters."""
+        table, columns = self._read(self._named())
+        rows, _ = self._select(table, self._present(columns), self.folder(), _Skips(len(table), self.max_skipped))
+        return {row[_ID]: row[self.report_column] for row in rows} if self.report_column else {}
+
     def _prepare(self, listed: _Listed, most: int | None, building: Building) -> tuple[Cohort, dict[str, int]]:
         """``prepare`` of the rows that are listed."""
         rows, files, present, skips = listed.rows, listed.files, listed.present, listed.skips
@@ -286,7 +292,7 @@ class TableSource:
         if missing := [column for column in self._required() if column not in columns]:
             names = ", ".join(map(repr, missing))  # those in the file stay out: its first line may be a patient's
             without = (
-                '; a table of films without reports: set report_column=""' if missing == [self.report_column] else ""
+                '; a table of images without reports: set report_column=""' if missing == [self.report_column] else ""
             )
             raise ValueError(
                 f"table source: none of the table's {len(columns)} columns is {names}; set image_column, "
@@ -304,7 +310,7 @@ class TableSource:
                 raise ValueError(
                     f"table source: in {count} of {len(table)} rows {column!r} is a number that a spreadsheet "
                     "shortened (1.23E+11) or did not show (####, #N/A), and the same in several rows, so that patients "
-                    "or studies cannot be told apart; format the column as text or as a whole number in the system "
+                    "or studies cannot be distinguished; format the column as text or as a whole number in the system "
                     "that the numbers come from, and export again without opening it in a spreadsheet"
                 )
 

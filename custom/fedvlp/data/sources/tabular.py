@@ -582,7 +582,7 @@ class COVIDxSource(TabularSource):
         """The films of one list. Raises ValueError for a missing list, or lines of another form."""
         file = first_of(Path(path).parent, [Path(path).name])
         if file is None:
-            raise ValueError("covidx source: a list of films is not a file")
+            raise ValueError("covidx source: a list of images is not a file")
         with undamaged(self.known, file):
             lines = [line.rsplit(None, 3) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         if strange := sum(len(line) != 4 or line[2] not in COVID_CLASSES for line in lines):

@@ -13,10 +13,10 @@ from torch import Tensor
 from fedvlp.data.cache import cached_images
 from fedvlp.data.cache_build import Building, shape_of
 from fedvlp.data.deid import scan
+from fedvlp.data.images import square
 from fedvlp.data.radiograph import UnreadableImageError, read_film
 from fedvlp.data.report_text import clean_report
 from fedvlp.data.sources.published import Images, Listing, Photographs
-from fedvlp.data.transforms import square
 
 
 class Items(Protocol):

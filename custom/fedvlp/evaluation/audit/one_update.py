@@ -100,7 +100,7 @@ def _batches(client: Client, trained: Iterable[int]) -> Batches:
     client.model.eval()
     paired = all(set(MODALITIES) <= batch.keys() for batch in (*members, *others))
     if not paired and not classifies(client.model, members):
-        raise UnmeasuredError(public="records lack a film or a report")
+        raise UnmeasuredError(public="records lack an image or a report")
     return of
 
 

@@ -41,7 +41,10 @@ def representations(client: Client, modalities: Iterable[str], batch_size: int =
     client.model.eval()
     batches = client.public.batches("train", batch_size, drop_last=False)
     outputs = [client.model(only(batch, modalities)) for batch in batches]
-    return {name: torch.cat([getattr(output, name) for output in outputs]) for name in modalities}
+    vectors = {}
+    for name in modalities:
+        vectors[name] = torch.cat([getattr(output, name) for output in outputs])
+    return vectors
 
 
 def inter_contrast(own: Tensor, others: Tensor, rows: Tensor, temperature: float, tile: int = TILE) -> Tensor:
@@ -128,6 +131,7 @@ def contrast_scores(
     """
     if len(own) == 1:
         return own.new_zeros(1)
+    # log sum_j exp(own_k . paired_j / T), tile by tile: all P x P scores would not fit into memory.
     total = own.new_full((len(own),), -torch.inf)
     for row in range(0, len(own), tile):
         rows = slice(row, row + tile)
@@ -188,6 +192,7 @@ class Ensemble:
         if not self.suppliers:
             self._sum, self._total, self._top = representations.clone(), torch.ones_like(weights), weights
         else:
+            # A softmax whose terms come one after the other: what is summed so far is scaled to the new largest weight.
             top = torch.maximum(self._top, weights)
             old, new = (self._top - top).exp(), (weights - top).exp()
             self._sum.mul_(old[:, None]).addcmul_(representations, new[:, None])

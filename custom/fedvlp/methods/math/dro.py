@@ -67,11 +67,14 @@ def dro_weights(
     uniform = 1.0 / old.size
     if rho <= SLACK:
         return np.full(old.size, uniform)
+    # wt: clients with a high loss gain weight, by one step of exponentiated gradient.
     stepped = _floored(_exponentiated_gradient(_floored(old), loss, float(gamma)))
+    # Inside of the ball nothing is to be done.
     ball = _chi2 if divergence == "chi2" else _kl
     reached, _ = ball(stepped)
     if reached <= rho + _tolerance(rho):
         return stepped
+    # Outside of it, the point of the path p(s) at which D = rho. chi2/euclid has it in closed form.
     s = math.sqrt(rho / reached)  # line 6c
     if divergence == "chi2" and projection == "euclid":
         return uniform + s * (stepped - uniform)  # line 6c
@@ -244,6 +247,7 @@ def _newton(
     Its second is the derivative: Newton's iteration from ``x``, with bisection where a step leaves the bracket.
     """
     for _ in range(100):
+        # The bracket around the solution shrinks from the side on which x lies.
         value, slope, point = residual(x)
         if value < -tolerance:
             low = x
@@ -251,6 +255,7 @@ def _newton(
             high = x
         else:
             break
+        # Newton, or the middle of the bracket where that would leave it.
         x -= value / slope
         if not low < x < high:
             x = 0.5 * (low + high)

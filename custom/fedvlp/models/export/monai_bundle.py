@@ -33,8 +33,8 @@ SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/downlo
 
 README = """# Image encoder of chest radiographs
 
-`models/model.ts` maps prepared films, float32 [N, {channels}, {size}, {size}] in -1..1 ({named}), to unit vectors,
-float32 [N, {width}], those of fedvlp's `encode_image`. To go on with it (its weights can be trained), in the folder
+`models/model.ts` maps prepared images, float32 [N, {channels}, {size}, {size}] in -1..1 ({named}), to unit vectors,
+float32 [N, {width}], those of fedvlp's `encode_image`. To train it further, in the folder
 above this bundle:
 
 ```python
@@ -43,7 +43,7 @@ from monai.bundle import load
 network, metadata, _ = load("{name}", bundle_dir=".", load_ts_module=True)
 ```
 
-`scripts/prepare.py` prepares films as `scripts/preprocessing.json` says. This writes the vectors of all films of a
+`scripts/prepare.py` prepares images as `scripts/preprocessing.json` says. This writes the vectors of all images of a
 folder (PNG, JPEG or TIFF) into `eval/vectors.csv`; in this bundle, after `pip install monai pytorch-ignite fire
 {needs}`:
 
@@ -51,7 +51,7 @@ folder (PNG, JPEG or TIFF) into `eval/vectors.csv`; in this bundle, after `pip i
 $ python -m monai.bundle run --config_file configs/inference.json --dataset_dir FOLDER
 ```
 
-A film that is prepared in another way gets a wrong vector. This is research software and no medical device.
+An image that is prepared in another way gets a wrong vector. This is research software and no medical device.
 """
 
 INFERENCE: dict[str, Any] = {
@@ -171,8 +171,8 @@ def _metadata(model: DualEncoder) -> dict[str, Any]:
         "numpy_version": np.__version__,
         "required_packages_version": {},
         "name": "fedvlp image encoder",
-        "task": "Unit vectors of films, to compare them with one another or to train on",
-        "description": "The image encoder of a dual encoder that was trained on films and reports of several sites",
+        "task": "Unit vectors of images, to compare them with one another or to train on",
+        "description": "The image encoder of a dual encoder that was trained on images and reports of several sites",
         "authors": "those who trained it",
         "copyright": "those who trained it",
         "intended_use": "research; no medical device",

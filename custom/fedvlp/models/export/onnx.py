@@ -46,8 +46,9 @@ said = text.run(None, tokens(["left basal effusion", "no effusion"]))[0]
 print(shown @ said.T)  # cosines [1, 2]
 ```
 
-`preprocessing.json` says how films and phrases are prepared, `tokenization.json` how words become ids, and `prepare.py`
-does both. A film that is prepared in another way gets a wrong vector. This is research software and no medical device.
+`preprocessing.json` says how images and phrases are prepared, `tokenization.json` how words become ids, and
+`prepare.py` does both. An image that is prepared in another way gets a wrong vector. This is research software and no
+medical device.
 """
 
 CLASSIFIER = """

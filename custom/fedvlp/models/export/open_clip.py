@@ -54,8 +54,8 @@ with torch.no_grad():
 print(shown @ said.T)  # cosines [1, 2]
 ```
 
-These are the vectors of fedvlp's `encode_image` and `encode_text`. `prepare.py` prepares films and phrases as
-preprocessing.json says; open_clip's own transform resizes films in another way and gives other vectors. Elsewhere than
+These are the vectors of fedvlp's `encode_image` and `encode_text`. `prepare.py` prepares images and phrases as
+preprocessing.json says; open_clip's own transform resizes images in another way and gives other vectors. Elsewhere than
 in this folder, write its path, or the name that it has on the hub, as `hf_model_name` into {config}. The
 temperature is open_clip's initial one. This is research software and no medical device.
 """
@@ -104,7 +104,7 @@ def refuse(model: DualEncoder) -> None:
 
 def _faults(model: DualEncoder) -> Iterator[str]:
     if not model.contrastive:
-        yield "it is a classifier, whose films and texts were not trained to be compared"
+        yield "it is a classifier, whose images and texts were not trained to be compared"
     if model.config.alignment:
         yield "it has alignment blocks (model.alignment=false has none)"
     if model.config.head_hidden is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,10 @@ print(features.shape)  # [1, {width}]
 ```
 
 The tower ends before the model's alignment block and projection head, so a feature is no vector of fedvlp's
-`encode_image`. `prepare.py` prepares films as preprocessing.json says, and one that is prepared in another way gets
-another feature. The transform that timm makes of config.json comes near: it pads a film that is not square with grey in
-place of black, does not stretch deep films, and enlarges small ones in another way. This is research software and no
-medical device.
+`encode_image`. `prepare.py` prepares images as preprocessing.json says, and one that is prepared in another way gets
+another feature. The transform that timm makes of config.json comes near: it pads an image that is not square with grey
+in place of black, does not stretch deep images, and enlarges small ones in another way. This is research software and
+no medical device.
 """
 
 TRANSFORMERS_README = """# Text tower for transformers
@@ -83,28 +84,8 @@ def export_timm(model: DualEncoder, out: Path) -> str:
     described = tower.architecture()
     if "name" not in described:
         raise ExportError("export to timm: the image tower is fedvlp's own (tiny), which timm does not have")
-    channels, size = tower.in_channels, tower.image_size
-    args = {**described["args"], "global_pool": "token" if tower.has_summary else "avg"}
-    if channels != 3:
-        args["in_chans"] = channels
-    longest = model.preprocessing.get("longest_side", size)
-    config = {
-        "architecture": described["name"],
-        "num_classes": 0,
-        "num_features": tower.width,
-        "model_args": args,
-        "pretrained_cfg": {
-            "num_classes": 0,
-            "input_size": [channels, size, size],
-            "fixed_input_size": "img_size" in args,
-            "crop_pct": size / longest,
-            "crop_mode": "border",  # the longer side is resized, as here; but the padding is grey
-            "interpolation": "box",  # the mean of the area
-            "mean": [0.5] * channels,
-            "std": [0.5] * channels,
-            **statistics_of(tower),
-        },
-    }
+    channels = tower.in_channels
+    config = _timm_config(tower, described, model.preprocessing.get("longest_side", tower.image_size))
 
     def write(folder: Path) -> None:
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -123,6 +104,31 @@ def export_timm(model: DualEncoder, out: Path) -> str:
 
     written(model, "timm", Path(out), write, difference)
     return f'timm.create_model("local-dir:{out}", pretrained=True)'
+
+
+def _timm_config(tower: Any, described: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    """config.json in timm's layout, of a tower whose films were decoded to ``longest`` pixels."""
+    channels, size = tower.in_channels, tower.image_size
+    args = {**described["args"], "global_pool": "token" if tower.has_summary else "avg"}
+    if channels != 3:
+        args["in_chans"] = channels
+    return {
+        "architecture": described["name"],
+        "num_classes": 0,
+        "num_features": tower.width,
+        "model_args": args,
+        "pretrained_cfg": {
+            "num_classes": 0,
+            "input_size": [channels, size, size],
+            "fixed_input_size": "img_size" in args,
+            "crop_pct": size / longest,
+            "crop_mode": "border",  # the longer side is resized, as here; but the padding is grey
+            "interpolation": "box",  # the mean of the area
+            "mean": [0.5] * channels,
+            "std": [0.5] * channels,
+            **statistics_of(tower),
+        },
+    }
 
 
 def export_huggingface(model: DualEncoder, out: Path) -> str:

@@ -6,8 +6,8 @@ Nothing here knows how a page is drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedvlp.data.cohort import Cohort, NoRecordsError
+from fedvlp.data.loader import eval_batch
 from fedvlp.data.record_ids import as_written
-from fedvlp.data.transforms import eval_batch
 from fedvlp.evaluation.attribution import Attribution, attribution
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.use import class_cosines, sentences_of
@@ -95,10 +95,15 @@ class Explorer:
     keys: tuple[str, ...]  # [n], of the records, as others may see them (data/record_ids.py)
     films: Tensor  # unit vectors [n, d] float32, nan where a record has no film
     reports: Tensor  # unit vectors [n, d] float32, nan where a record has no report
+    written: Mapping[str, str] = field(default_factory=dict)  # id -> report as somebody wrote it
 
     @classmethod
-    def of(cls, model: DualEncoder, cohort: Cohort, split: str | None = None) -> Explorer:
-        """Of all records of ``cohort``, or of those of a split; its films are decoded as ``model`` needs them.
+    def of(
+        cls, model: DualEncoder, cohort: Cohort, split: str | None = None, written: Mapping[str, str] | None = None
+    ) -> Explorer:
+        """Of all records of ``cohort``, or of those of a split; its images are decoded as ``model`` needs them.
+
+        ``written``: id -> report as it is to be shown, where that is not the cohort's own.
 
         Raises ValueError for a model that was not trained to compare films with texts, an unknown split, and records
         none of which has a film.
@@ -109,7 +114,8 @@ class Explorer:
             raise NoRecordsError("explore: no record there has an image; give data with images, or another split")
         shown = as_written(cohort)
         keys = tuple(shown[cohort.ids[row]] for row in rows)
-        return cls(model, cohort, rows, keys, image_vectors(model, cohort, rows), text_vectors(model, cohort, rows))
+        images, reports = image_vectors(model, cohort, rows), text_vectors(model, cohort, rows)
+        return cls(model, cohort, rows, keys, images, reports, written or {})
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -139,6 +145,10 @@ class Explorer:
         """Name of a record's file, for its owner alone; "" where it is not known."""
         file = self.cohort.files[self.rows[index]] if self.cohort.files else None
         return "" if file is None else file.name
+
+    def report(self, row: int) -> str:
+        """The report of a row of the cohort, as it was written where that is known."""
+        return self.written.get(self.cohort.ids[row], self.cohort.reports[row])
 
     def near_phrase(self, phrase: str, top: int) -> list[Record]:
         """The ``top`` records whose films are nearest to a phrase. Raises ValueError for an empty one."""
@@ -227,7 +237,7 @@ class Explorer:
                 site="" if self.cohort.sites is None else self.cohort.sites[row],
                 split=str(self.cohort.splits[row]),
                 labels=self._labels(row),
-                report=self.cohort.reports[row],
+                report=self.report(row),
                 pixels=next(pixels) if there else None,
                 cosine=cosine,
             )

@@ -112,7 +112,7 @@ class Answers:
     def space(self, among: str, colour: str) -> str:
         """The vectors in the plane."""
         plane = self.explorer.projection(among, colour)
-        reports = [self.explorer.cohort.reports[row] for row in self.explorer.rows]
+        reports = [self.explorer.report(row) for row in self.explorer.rows]
         notes = [f"{key}: {report[:NOTE]}" for key, report in zip(self.explorer.keys, reports, strict=True)]
         return pictures.projection(plane, notes, among, colour)
 

@@ -69,7 +69,7 @@ def film(pixels: np.ndarray) -> str:
 
     buffer = io.BytesIO()
     imsave(buffer, pixels, format="png", cmap="gray", vmin=0, vmax=255)
-    return _address(buffer.getvalue())
+    return address(buffer.getvalue())
 
 
 def seen(prepared: Tensor) -> str:
@@ -135,7 +135,7 @@ def looked(result: Attribution, phrase: str) -> str:
     """The film beside the same film with the map of a phrase on it."""
     return (
         f'<div class="fx"><p>For <b>{text(phrase)}</b>: {text(result.sentence)}.</p>'
-        f'<img class="map" alt="the image, and the map on it" src="{_address(drawn(result))}">'
+        f'<img class="map" alt="the image, and the map on it" src="{address(drawn(result))}">'
         '<p class="note">It says what the model looks at, and not whether it is right.</p></div>'
     )
 
@@ -208,5 +208,6 @@ def _scaled(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return WIDTH / 2 + MARGIN / 2 + x, HEIGHT / 2 - y
 
 
-def _address(png: bytes) -> str:
+def address(png: bytes) -> str:
+    """A PNG as an address that holds it."""
     return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"

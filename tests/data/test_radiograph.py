@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from support.film_files import dicom
 
 from fedvlp.data import radiograph
+from fedvlp.data.images import decode, decoding, square
+from fedvlp.data.loader import eval_batch, train_batch
 from fedvlp.data.radiograph import ImageAccessError, UnreadableImageError, read_film, read_radiograph
-from fedvlp.data.transforms import decode, decoding, eval_batch, square, train_batch
 
 Image = pytest.importorskip("PIL.Image")
 DICOMS = Path(__file__).parents[2].parent / "shared" / "data" / "real-tables" / "dicom"
@@ -564,6 +565,7 @@ UNUSABLE = {
     "slopes": {"RescaleSlope": [1, 2, 3], "RescaleIntercept": 0},
     "slope nan": {"RescaleSlope": b"nan ", "RescaleIntercept": 0},
     "slope comma": {"RescaleSlope": b"1,0 ", "RescaleIntercept": 0, "WindowCenter": 100, "WindowWidth": 50},
+    "slope damaged": {"RescaleSlope": ("FL", b"ab"), "RescaleIntercept": 0, "WindowCenter": 100, "WindowWidth": 50},
     "slope words": {"RescaleSlope": b"NONE", "RescaleIntercept": b"NONE"},
     "width 0": {"WindowCenter": 0, "WindowWidth": 0},
     "width negative": {"WindowCenter": 2000, "WindowWidth": -400},
@@ -659,9 +661,10 @@ def test_a_display_tag_that_cannot_be_applied_is_left_out(tmp_path: Path) -> Non
             for name, value in tags.items():
                 if value is None and absent:
                     data.pop(name, None)
-                elif isinstance(value, bytes):
+                elif isinstance(value, (bytes, tuple)):
                     tag = pydicom.tag.Tag(name)
-                    data._dict[tag] = pydicom.dataelem.RawDataElement(tag, "DS", len(value), value, 0, False, True)
+                    kind_of, raw = value if isinstance(value, tuple) else ("DS", value)
+                    data._dict[tag] = pydicom.dataelem.RawDataElement(tag, kind_of, len(raw), raw, 0, False, True)
                 else:
                     setattr(data, name, value)
             data.save_as(path, enforce_file_format=True)

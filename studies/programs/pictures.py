@@ -1,14 +1,18 @@
-"""Draws docs/pictures/retrieval.png from a run: test images with the reports ranked first, and recall by round.
+"""Draws the pictures of README and docs from two runs: retrieval.png, saliency.png and compare.svg.
 
     fedvlp simulate feddra --sites 2 --set data.size=800 --set rounds.rounds=2 --set method.local_steps=8
-    python studies/programs/retrieval_picture.py runs/feddra/001
+    fedvlp simulate fedavg --like runs/feddra/001
+    fedvlp compare runs/fedavg/001 runs/feddra/001 --html compare.html
+    python studies/programs/pictures.py runs/feddra/001 compare.html
 
-`make pictures` runs both. The images are the first of a site's test split whose own report is ranked first or second.
+`make pictures` runs all. The images are the first of a site's test split whose own report is ranked first or second.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,7 @@ import numpy as np
 from fedvlp.run.compare import FinishedRun
 from fedvlp.run.folder import RunFolder
 
-PICTURE = Path(__file__).parents[2] / "docs" / "pictures" / "retrieval.png"
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 SHOWN, REPORTS = 2, 3
 
 
@@ -27,7 +31,8 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--out", type=Path, default=PICTURE)
+    parser.add_argument("comparison", type=Path, help="the page of fedvlp compare --html")
+    parser.add_argument("--out", type=Path, default=PICTURES)
     options = parser.parse_args()
     folder = RunFolder(options.run)
     figure, axes = pyplot.subplots(
@@ -38,7 +43,18 @@ def main() -> None:
         axes[2 * position].axis("off")
         write(axes[2 * position + 1], reports)
     curves(axes[-1], folder)
-    figure.savefig(options.out, dpi=110, facecolor="white")
+    figure.savefig(options.out / "retrieval.png", dpi=110, facecolor="white")
+    for name, page, title in (
+        ("saliency.png", folder.page(False), "site-2, "),
+        ("compare.svg", options.comparison, "R@1 of every model"),
+    ):
+        (options.out / name).write_bytes(picture_of(page, title))
+
+
+def picture_of(page: Path, title: str) -> bytes:
+    """The first picture of a page whose text begins with the title. Raises TypeError where there is none."""
+    found = re.search(rf'<img alt="{re.escape(title)}[^"]*" src="data:[^,]*,([^"]*)"', page.read_text(encoding="utf-8"))
+    return base64.b64decode(found[1])
 
 
 def retrieved(folder: RunFolder) -> list[tuple[np.ndarray, list[tuple[str, bool]]]]:

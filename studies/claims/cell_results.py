@@ -13,25 +13,23 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-import fedvlp
 from fedvlp.core.checkpoint import save_text
 from fedvlp.core.metric_keys import BYTES_DOWN, BYTES_UP
 from fedvlp.data.cohort import digest
-from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
-from fedvlp.data.synthetic.latent import LatentCohort
+from fedvlp.data.deid import Accepted
 from fedvlp.evaluation import metric_names as names
 from fedvlp.models.initial import parse
-from fedvlp.run import plugins
-from fedvlp.run.assembly import Assembly
-from fedvlp.run.config import described, fingerprint, from_config, to_config
+from fedvlp.run import cells, folder, plugins
+from fedvlp.run.cells import Cell, Cells, Figures, KnownRecords, Measure, Results, Said, is_drawn
+from fedvlp.run.config import described, fingerprint, from_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.fitting import with_paths
 from fedvlp.run.folder import RunFolder
@@ -42,9 +40,6 @@ from fedvlp.run.simulate import noted_cohort
 
 # The figures of finished cells, a method and a seed each, and where they are from.
 
-Figures = dict[str, float]
-"""Name -> figure of one finished run."""
-
 
 class NotRunError(ValueError):
     """A cell that was asked for has not been run."""
@@ -52,7 +47,7 @@ class NotRunError(ValueError):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the figures of a cell are from that were taken from results (run/cell_results.py)."""
+    """Where the figures of a cell are from that were taken from results (studies/claims/cell_results.py)."""
 
     processor: str  # name of the CPU that ran it
     this_code: bool  # whether that fedvlp had the same code as this one
@@ -61,9 +56,7 @@ class Origin:
 class Table:
     """The figures of the cells that are finished: (method, seed) -> name -> figure."""
 
-    def __init__(
-        self, cells: Mapping[tuple[str, int], Figures], origins: Mapping[tuple[str, int], Origin] | None = None
-    ) -> None:
+    def __init__(self, cells: Mapping[Cell, Figures], origins: Mapping[Cell, Origin] | None = None) -> None:
         """``origins``: of the cells that were taken from files."""
         self.cells = cells
         self.origins = origins or {}
@@ -110,6 +103,36 @@ def origin(table: Table) -> str:
     return said + (f"; {other} were run by a fedvlp with other code" if other else "") + "."
 
 
+class Kind(Protocol):
+    """What cells have in common: what is measured of each, and under which names runs and results are kept."""
+
+    @property
+    def name(self) -> str:
+        """Of the table of results."""
+
+    @property
+    def figures(self) -> Measure:
+        """Measures a finished run."""
+
+    @property
+    def runs(self) -> str:
+        """Of the folder of runs, for kinds that measure the same runs; "": ``name``."""
+
+
+def measured(
+    of: Kind, wanted: Cells, root: Path, files: Path, jobs: int, said: Said, accept_phi_risk: Accepted = False
+) -> Table:
+    """The figures of the cells, as ``fedvlp.run.cells.measured``; what has finished is in ``files``, too.
+
+    The runs are in ``<root>/<kind>/<seed>/<method>/``. A figure is the same whether it was measured now or read.
+    """
+    results = CellResults(files, of.name)
+    return Table(
+        cells.measured(of.figures, wanted, root / (of.runs or of.name), jobs, said, accept_phi_risk, results),
+        results.origins,
+    )
+
+
 log = logging.getLogger(__name__)
 
 DECIMALS = 4
@@ -131,40 +154,8 @@ HEAD = ("seed", "method", "round", SETTINGS, COHORT, CODE, PROCESSOR, GPU, TORCH
 Row = dict[str, str]
 """Column -> text, of the columns that are not empty."""
 
-ROOMS = ("core", "training", "federation", "models", "objectives", "data", "methods", "evaluation", "run")
-"""Whose code decides a figure; with it the module that measures."""
 
-
-Measure = Callable[[RunFolder], Figures]
-"""Measures a finished run."""
-
-
-class KnownRecords:
-    """The fingerprints of the records on which cells train; cells with the same records have them read once."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, str] = {}
-
-    def of(self, experiment: Experiment) -> str | None:
-        """The fingerprint of the records as they are now; None of a drawn cohort, which its configuration determines.
-
-        Raises ValueError where they cannot be read.
-        """
-        if is_drawn(experiment):
-            return None
-        decides = experiment.data, experiment.partition, experiment.rounds.seed
-        key = json.dumps(to_config(decides), sort_keys=True)
-        if key not in self._known:
-            self._known[key] = Assembly(experiment).cohort.fingerprint
-        return self._known[key]
-
-
-def is_drawn(experiment: Experiment) -> bool:
-    """Whether its configuration alone determines its records: they are drawn, and not read from a disk."""
-    return isinstance(experiment.data, SyntheticCohort | LatentCohort)
-
-
-class CellResults:
+class CellResults(Results):
     """The table of the finished cells of one kind: ``<folder>/<name>.csv``, and their settings in ``settings.csv``.
 
     A cell has a line with its figures, and one for each round that was evaluated. Cells that differ in their name and
@@ -173,13 +164,14 @@ class CellResults:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
+        self.origins: dict[Cell, Origin] = {}  # of the cells that were loaded
         self._read()
 
     def _read(self) -> None:
         """Reads the tables as they are now; where there is none they are empty."""
         self.settings = {row.pop(SETTINGS): row for row in self._rows(SETTINGS)}
-        self.cells: dict[tuple[str, int], Row] = {}
-        self.rounds: dict[tuple[str, int], list[Row]] = {}
+        self.cells: dict[Cell, Row] = {}
+        self.rounds: dict[Cell, list[Row]] = {}
         for row in self._rows(self.name):
             try:
                 cell = row["method"], int(row["seed"])
@@ -208,9 +200,9 @@ class CellResults:
         )
 
     def load(
-        self, cell: tuple[str, int], experiment: Experiment, measure: Measure, records: KnownRecords | None = None
-    ) -> tuple[Figures, Origin] | None:
-        """The figures of a cell (method, seed) and where they are from, if there are some of this very experiment.
+        self, cell: Cell, experiment: Experiment, measure: Measure, records: KnownRecords | None = None
+    ) -> Figures | None:
+        """The figures of a cell, if there are some of this very experiment; ``origins`` has where they are from.
 
         A setting that is younger than the table counts as it has its default, as in a run's own configuration. On which
         device it trained makes no other experiment: like another processor, it is told. It is another where a plugin
@@ -236,11 +228,12 @@ class CellResults:
             return None
         if same and records is not None:
             same = row.get(COHORT) == records.of(experiment)
-        return (measured, origin) if same else None
+        if not same:
+            return None
+        self.origins[cell] = origin
+        return measured
 
-    def save(
-        self, cell: tuple[str, int], run: RunFolder, figures: Figures, measure: Measure, seconds: float = 0.0
-    ) -> Figures:
+    def save(self, cell: Cell, run: RunFolder, figures: Figures, measure: Measure, seconds: float = 0.0) -> Figures:
         """Writes the lines of a finished cell; ``seconds``: of measuring the figures. Returns them as they are there.
 
         Other processes may write the same tables: they are read again first, by one process at a time.
@@ -280,7 +273,7 @@ class CellResults:
             [row for cell in cells for row in (self.cells[cell], *self.rounds.get(cell, ()))],
         )
 
-    def by_round(self, cell: tuple[str, int]) -> dict[int, Figures]:
+    def by_round(self, cell: Cell) -> dict[int, Figures]:
         """Average and worst R@1 of a cell after every round that was evaluated, 0 the start."""
         return {
             int(row["round"]): {name: float(value) for name, value in row.items() if name not in HEAD}
@@ -399,10 +392,7 @@ def portable(experiment: Experiment) -> Experiment:
 @cache
 def code(measure: Measure) -> str:
     """A digest of the code that decides a figure: a cell of other code may differ, and the page says so."""
-    package = Path(fedvlp.__file__).parent
-    of_rooms = sorted(file for room in ROOMS for file in (package / room).rglob("*.py"))
-    pieces = [piece for file in of_rooms for piece in (file.relative_to(package).as_posix(), file.read_bytes())]
-    return digest(*pieces, Path(str(sys.modules[measure.__module__].__file__)).read_bytes())[:16]
+    return digest(folder.code(), Path(str(sys.modules[measure.__module__].__file__)).read_bytes())[:16]
 
 
 def _in_short(record: Record) -> dict[str, float]:
