@@ -95,7 +95,7 @@ def test_a_wrong_file_is_refused_with_the_place_and_the_remedy(tmp_path: Path) -
             ({"dota": {}}, "unknown setting 'dota'; did you mean 'data'?"),
             ({"data": []}, "maps names to data sets"),
             ({"root": 3}, "root is 3"),
-            ({"data": {"synthetic": {"source": "table", "path": "x"}}}, "built-in cohort"),
+            ({"data": {"synthetic": {"source": "table", "path": "x"}}}, "synthetic cohort"),
             ({"data": {"pretrain": "x.csv"}}, "a data set is an object"),
             ({"data": {"pretrain": {"source": "tabel", "path": "x"}}}, "did you mean 'table'?"),
             ({"data": {"pretrain": {"source": "table"}}}, 'needs "path"'),

@@ -332,8 +332,8 @@ def test_a_run_is_evaluated_on_its_own_records(tmp_path: Path) -> None:
     downstream = ("linear-probe", "segmentation", "vqa", "retrieval")
     found = {what: EVALUATIONS[what](folder, choices) for what in downstream}
     names = [file.name for files in found.values() for file in files]
-    assert names == ["linear-probe.csv", "linear-probe-sites.csv", "segmentation.csv", "vqa.csv", "vqa-sites.csv",
-                     "retrieval.csv"]  # fmt: skip
+    assert names == ["linear-probe.csv", "linear-probe-reliability.csv", "linear-probe-sites.csv", "segmentation.csv",
+                     "vqa.csv", "vqa-sites.csv", "retrieval.csv"]  # fmt: skip
     cohort = folder.experiment().data.build()
     first = next(csv.DictReader((folder.path / "evaluation" / "retrieval.csv").open()))
     assert int(first["queries"]) == len(cohort.rows("test"))

@@ -241,7 +241,7 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
 
     _refuse_against(choices)
     refuse_repeated(choices.classes, "zero-shot")  # before minutes of reading records
-    if not folder.checkpoint.exists():
+    if _is_model(folder):
         return _zero_shot_of_model(folder, choices)
     experiment = folder.experiment()
     torch.set_num_threads(experiment.training.threads)
@@ -349,11 +349,16 @@ def own_models(assembly: Assembly, server: Server, state: State) -> dict[str, St
     return models_at_sites(assembly, state)
 
 
+def _is_model(folder: RunFolder) -> bool:
+    """Whether the folder is a model's, and not that of a run, which may not have begun."""
+    return not folder.checkpoint.exists() and (folder.path / folder.model.name).exists()
+
+
 def _records(folder: RunFolder, choices: Choices) -> Cohort:
     """The records of a downstream evaluation. Raises ValueError for a model folder without ``choices.data``."""
     if choices.data is not None:
         return choices.data.build()
-    if not folder.checkpoint.exists():
+    if _is_model(folder):
         raise ValueError(f"{folder.path} is a model and no run, so it has no records of its own; give --data")
     return Assembly(folder.experiment(), folder.path).cohort
 

@@ -48,7 +48,7 @@ def test_timm_gives_the_features_of_the_image_tower(name: str, channels: int | N
     assert set(told["mean"]) == set(told["std"]) == {0.5}
     names = ["README.md", "config.json", "model.safetensors", "prepare.py", "preprocessing.json", "radiograph.py"]
     assert sorted(path.name for path in folder.iterdir()) == names
-    assert "`prepare.py` prepares films as preprocessing.json says" in (folder / "README.md").read_text()
+    assert "`prepare.py` prepares images as preprocessing.json says" in (folder / "README.md").read_text()
     levels = Image.fromarray(read_film(square_film(1)).round().astype(np.uint8))  # which timm does not know
     prepared = timm.data.create_transform(**told)(levels.convert("RGB" if channels != 1 else "L"))
     assert (prepared - model.preprocess(square_film(1))).abs().max() <= 2.1 / 255, "as timm rounds: one grey level"
