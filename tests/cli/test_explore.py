@@ -97,7 +97,7 @@ MISTAKES = {
     "explore runs/run/001 --data table:pairs.csv --port 99999": "--port is 99999; expected 0 (any free one) to 65535",
     "explore runs/run/001 --data table:pairs.csv --host nowhere.invalid": "--host is 'nowhere.invalid', which is no",
     "explore runs/run/001 --data table:nowhere.csv --port 0": "'nowhere.csv' is not there; give its table",
-    "explore runs/classifier/001 --data table:pairs.csv --port 0": "explore: a MultimodalClassifier compares no images with texts",
+    "explore runs/classifier/001 --data table:pairs.csv --port 0": "explore: a MultimodalClassifier compares no images",
     "explore nowhere --data table:pairs.csv --port 0": "nowhere holds no trained model",
     "explore runs/run/001 --data table:pairs.csv --split tset --port 0": "unknown split 'tset'",
 }

@@ -204,8 +204,10 @@ def test_seeds_and_cells_differ_where_they_should() -> None:
 def test_the_ledgers_claims_are_judged_where_both_methods_are() -> None:
     rivals = ("FedAvg under GLoRIA", "FedAvg under MGCA", "FedEMA", "FedLDAWA under MGCA", "FedMOON", "FedU", "FedX")
     assert {one.text for one in claims_of(get("feddra:2"))} == {
-        "average, equal encoder steps", "worst site, equal encoder steps", *(f"average, ahead of {one}" for one in rivals),
-    }  # fmt: skip
+        "average, equal encoder steps",
+        "worst site, equal encoder steps",
+        *(f"average, ahead of {one}" for one in rivals),
+    }
     assert len(claims_of(get("feddra:3"))) == 3
     assert {one.other for one in claims_of(get("feddra:9"))} == {"feddra-mu-1", "feddra-mu-10"}
     assert {one.paper for one in claims_of(get("fedrgb:2"))} == {"fedrgb"}
