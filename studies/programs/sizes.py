@@ -247,10 +247,10 @@ def picture(rows: dict[tuple[str, int], list[tuple[float, float]]], path: Path) 
             axes.plot(sizes, means, marker="o", color=f"C{number}", label=way)
             axes.plot([REAL_PAIRS], [REAL[way][which]], marker="o", mfc="none", color=f"C{number}", ls="none")
     both[0].set(title="R@1 within sources / chance", ylabel="times chance", yscale="log")
-    both[1].set(title="Linear probe less the untouched tower's", ylabel="macro AUROC, points")
+    both[1].set(title="Linear probe minus the untouched tower's", ylabel="macro AUROC, points")
     both[1].axhline(0, color="grey", lw=0.8)
     for axes in both:
-        axes.set(xscale="log", xlabel="training pairs a site (hollow: real films)")
+        axes.set(xscale="log", xlabel="training pairs a site (hollow: real X-rays)")
     both[0].legend(fontsize="small")
     write_png(path, figure)
 
