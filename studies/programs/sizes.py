@@ -1,7 +1,7 @@
-"""From which size on training pays: heads on frozen towers, sites with 50 to 1,500 pairs.
+"""From which size on training pays: heads on frozen towers, sites with 50 to 5,000 pairs.
 
     fedvlp towers fetch lite0 && fedvlp towers fetch minilm
-    python studies/programs/sizes.py [--seeds 0-2] [--sizes 50,500,1500] [--picture docs/pictures/sizes.png]
+    python studies/programs/sizes.py [--seeds 0-2] [--sizes 50,500,1500,5000] [--picture docs/pictures/sizes.png]
 
 Three sites of the built-in cohort (films of 112 pixels), each with as many training pairs, and 200 test pairs each.
 What the frozen towers make of a film and a report is computed once, and kept. R@1 within sources, percent, mean of both
@@ -258,7 +258,7 @@ def picture(rows: dict[tuple[str, int], list[tuple[float, float]]], path: Path) 
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--seeds", default="0-2", help="FIRST-LAST")
-    parser.add_argument("--sizes", default="50,500,1500")
+    parser.add_argument("--sizes", default="50,500,1500,5000")
     parser.add_argument("--cohort", type=int, default=24_000, help="records of the cohort")
     parser.add_argument("--made", action="store_true", help="use the features that are there, and make none")
     parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "pictures" / "sizes.png")
