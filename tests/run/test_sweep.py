@@ -199,7 +199,7 @@ def test_by_command_and_again(tmp_path: Path) -> None:
     assert "no cell has finished" in str(nothing.exception)
     first, again = (CliRunner().invoke(app, [*command, "--jobs", "1"], catch_exceptions=False) for _ in range(2))
     assert first.output.count(": done") == again.output.count(": there already") == 4
-    assert first.output.partition("mean (deviation)")[2] == again.output.partition("mean (deviation)")[2] != ""
+    assert first.output.partition("mean (SD)")[2] == again.output.partition("mean (SD)")[2] != ""
     assert "4 of them had finished before" in again.output
     assert (tmp_path / "sweep.md").read_text().partition("\n\n")[0].count("\n") == 3
     assert len((tmp_path / "cells.csv").read_text().splitlines()) == 5

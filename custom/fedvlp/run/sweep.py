@@ -181,7 +181,7 @@ def shown(table: Table) -> list[Column]:
 
 
 def as_rows(table: Table) -> tuple[list[str], list[list[str]]]:
-    """Heading and rows: a variant's mean (deviation) over its seeds, and the paired difference from the first variant.
+    """Heading and rows: a variant's mean (SD) over its seeds, and the paired difference from the first variant.
 
     A difference has its 95 % interval (Student's t) where two seeds or more have both.
     """
