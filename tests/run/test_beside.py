@@ -114,7 +114,7 @@ def test_the_commands_that_make_what_is_not_there(tmp_path: Path) -> None:
         "fedcca-real": (
             FedAvg(local_steps=0),
             [
-                f"fedvlp simulate {name}-real with the --data and --set data. of this run"
+                f"fedvlp simulate {name}-real with the --data and --set data.KEY=VALUE of this run"
                 for name in ("local", "central")
             ],
         ),

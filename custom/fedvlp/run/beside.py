@@ -273,7 +273,7 @@ def lacking(folder: RunFolder) -> list[str]:
             continue
         own = f"fedvlp simulate {preset}{'-real' * real}"
         closed_form = not method.local_steps  # nothing to take as many steps as
-        terms = "with the --data and --set data. of this run" if closed_form else "--like RUN"
+        terms = "with the --data and --set data.KEY=VALUE of this run" if closed_form else "--like RUN"
         commands.append(f"{name}: {own} {terms}")
     return commands
 
