@@ -20,7 +20,7 @@ from fedvlp.data.synthetic.files import write
 from fedvlp.evaluation.linear_probe import LinearProbe
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, Local
-from fedvlp.report.records import OWNERS_EYES
+from fedvlp.report.records import OWNERS_EYES, _saliency
 from fedvlp.run import experiment as experiments
 from fedvlp.run.compare import FinishedRun
 from fedvlp.run.evaluate import Choices, linear_probe
@@ -103,6 +103,12 @@ def test_a_saliency_map_of_each_site_says_its_share_of_the_lungs(page: Page) -> 
     )
     assert [site for site, _ in said] == ["site-1", "site-2"]
     assert all(finding in COHORT.build().label_names for _, finding in said)
+
+
+def test_a_site_without_images_has_no_saliency_map(tmp_path: Path) -> None:
+    run = FinishedRun(simulated(tmp_path, replace(BASE, partition=experiments.Partition(text_only=1))), "run")
+    assert run.assembly.cohort.masks is not None
+    assert re.findall(r"<p>(site-\d), ", _saliency(run, ["site-1", "site-2"])) == ["site-1"]
 
 
 def test_what_a_probe_measured_is_shown_until_the_model_changes(folder: RunFolder, tmp_path: Path) -> None:

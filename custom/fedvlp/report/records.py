@@ -98,13 +98,14 @@ def _shown(run: Run) -> str:
 
 
 def _saliency(run: FinishedRun, sites: Sequence[str]) -> str:
-    """Of each site a test image with a finding that has a mask, and where the model looks for it; "" without masks."""
+    """Of each site the first test image with a finding, and where the model looks for it; "" without masks."""
     cohort = run.assembly.cohort
     if cohort.masks is None or run.assembly.site_only():  # such a run has no one model that is loaded from its folder
         return ""
     model, out = load_model(run.folder.path), ""
     for site in sites:
         rows = cohort.rows("test", site)
+        rows = rows[cohort.has_image()[rows]]
         present = np.argwhere(cohort.labels[rows] == 1)
         if not len(present):
             continue
