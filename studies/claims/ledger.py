@@ -305,7 +305,7 @@ def _ladder(seed: int, settled: Callable[[Experiment], Experiment]) -> Mapping[s
     """The rows, each step as ``settled``.
 
     ``untrained-sites`` tells what sites have learned from what distillation does whatever they send: a server that is
-    held to representations of its public set learns that set less by heart.
+    held to representations of its public set memorises that set less.
     """
     table = {name: settled(seeded(presets.get(name), seed)) for name in LADDER}
     cream = table["creamfl"]

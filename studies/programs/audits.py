@@ -8,7 +8,7 @@ table for each kind of attack. Membership: area under the ROC curve in percent w
 attack of that kind at all sites together; beside it the model before training, and a leak that was planted. Canaries:
 mean exposure in bits.
 Over several seeds the areas of each attack are also given by their mean, with its 95 % interval (Student's t).
-Stopped and started again, it goes on with the next run.
+Stopped and started again, it resumes with the next run.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 The pair: `fedcca-real`'s closed form on the training pairs of each seed (real_towers.py). Labelled training films: 5 or
 20 of each class (covid19, pneumonia, no_finding) or all, drawn by the seed and dealt to four sites. Macro AUROC in
-percent on the films that judge, of the three classes and of NIH's two, mean and 95 % over seeds; and minus that of a
+percent on the test images, of the three classes and of NIH's two, mean and 95 % over seeds; and minus that of a
 linear layer on the tower's features that is trained on the very films. The learning rate (of 5e-3 and 1e-3, by the
 residual adapter with all films) was chosen on seed 100 and the films of the validation split.
 """
@@ -62,7 +62,7 @@ WAYS: dict[str, tuple[Any, Any, Training]] = {
 
 
 class Films:
-    """What the image tower makes of a site's training films, with their classes."""
+    """Features of a site's training images, with their classes."""
 
     modalities = ("image",)
 
@@ -90,7 +90,7 @@ class Films:
 
 @cache
 def pair_features(data: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What both towers make of the pairs, by their ids."""
+    """Features of the pairs from both towers, by their ids."""
     kept = ROOT / "runs" / "frozen-pair" / "pairs.pt"
     if kept.exists():
         return torch.load(kept)  # type: ignore[no-any-return]
@@ -250,7 +250,7 @@ def main() -> None:
                 cells.append(str(over_seeds([one[kind] for one in own])))
                 cells.append(str(over_seeds([a[kind] - b[kind] for a, b in zip(own, first, strict=True)])))
         body.append(cells)
-    kinds = ("three classes", "less the layer's", "NIH", "less the layer's")
+    kinds = ("three classes", "minus the layer's", "NIH", "minus the layer's")
     print("\n" + table(["AUROC", *(f"{subset}, {kind}" for subset in subsets for kind in kinds)], body))
     say(machine())
 

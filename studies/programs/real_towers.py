@@ -10,7 +10,7 @@ out, among all its pairs. Classification: macro AUROC of a linear layer learned 
 (covid19, pneumonia, no_finding; five draws) or all, on the tower's features and on those of the head that was trained,
 and of zero-shot. Films of covid19 overlap with the pairs by patient, so the area of NIH's pneumonia against no_finding
 is printed too. Membership: area of the cosine of a pair, trained pairs against test pairs, by site.
-What the frozen towers make of a film or text is computed once. Stopped and started again, it goes on.
+Features of the frozen towers are computed once. Stopped and started again, it resumes.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ _kept: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
 
 
 def _features(folder: RunFolder) -> dict[str, tuple[Tensor, Tensor]]:
-    """Id of a pair -> what the frozen towers make of its image [W] and report [V], pooled."""
+    """Id of a pair -> pooled features of its image [W] and report [V] from the frozen towers."""
     experiment = folder.experiment()
     data = experiment.data.path  # type: ignore[attr-defined]
     if data not in _kept:
@@ -242,7 +242,7 @@ def _trained(folder: RunFolder, assembly: Assembly) -> Any:
 
 @cache
 def _films(data: Path) -> tuple[Any, Tensor]:
-    """The films for few-shot classification, and what the image tower makes of them, [N, M, W]."""
+    """The images for few-shot classification and their features, [N, M, W]."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "films.csv"
         root = data / "classification"

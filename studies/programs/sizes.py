@@ -4,9 +4,9 @@
     python studies/programs/sizes.py [--seeds 0-2] [--sizes 50,500,1500,5000] [--picture docs/pictures/sizes.png]
 
 Three sites of the built-in cohort (films of 112 pixels), each with as many training pairs, and 200 test pairs each.
-What the frozen towers make of a film and a report is computed once, and kept. R@1 within sources, percent, mean of both
+Features of the frozen towers are computed once, and kept. R@1 within sources, percent, mean of both
 directions (of sites alone, each by its own model), and macro AUROC of a linear layer for the five findings, learned
-from the image vectors of 300 other films, less that of the untouched tower. Training is that of the presets for real
+from the image vectors of 300 other images, minus that of the untouched tower. Training is that of the presets for real
 films: 6 rounds of 12 steps of 32 pairs, or of one pass over a site's pairs where that is more. Seeds are of heads and
 batches; records are the same. Hollow signs are the real films of real_towers.py (docs/results.md), some 72 training
 pairs a site.
@@ -62,7 +62,7 @@ REAL_PAIRS = 72
 
 
 class Pairs:
-    """What the frozen towers make of a site's training pairs."""
+    """Features of a site's training pairs from the frozen towers."""
 
     modalities = ("image", "text")
 

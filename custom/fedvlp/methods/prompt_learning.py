@@ -122,7 +122,7 @@ class ContextConfig(ClassTextConfig):
 
 
 class ClassText(nn.Module):
-    """Directions w_c [C, d] of classes c; with several findings that of "c" less that of "no c"."""
+    """Directions w_c [C, d] of classes c; with several findings that of "c" minus that of "no c"."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ def with_tokens(tokens: State, batch: Batch) -> Batch:
 
 
 def tokens_of(model: Any, batch: Batch) -> State:
-    """What the towers make of a batch."""
+    """Token features of a batch from the towers."""
     encoded = model.towers(batch)
     made = {IMAGE_TOKENS: encoded.image, TEXT_TOKENS: encoded.text}
     return {name: tokens for name, tokens in made.items() if tokens is not None}

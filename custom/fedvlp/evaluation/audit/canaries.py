@@ -2,7 +2,7 @@
 
 Exposure (Carlini et al., 2019, https://arxiv.org/abs/1802.08232, definition 2): log2 of the number of candidates minus
 log2 of the rank of the planted phrase among them. A phrase that was never trained on has rank 1 to K with equal
-probability, so an exposure of about 1.44 bits (:func:`by_chance`); one that the model has by heart has log2 K. The
+probability, so an exposure of about 1.44 bits (:func:`by_chance`); one that the model has memorised has log2 K. The
 paper ranks by a language model's perplexity, an image-text model ranks by its cosine with the canary's film.
 """
 
