@@ -196,6 +196,8 @@ def test_the_evidence_names_tests_for_every_guard_attack_and_party() -> None:
     assert evidence.content().count("\n## ") == 4
     guards = text("security.md").partition("## Guards\n")[2].partition("\n## ")[0]
     assert re.findall(r"^\| \*\*([^*]+)\*\*", guards, re.MULTILINE) == list(evidence.shown_by(evidence.GUARDS))
+    for file in re.findall(r"`([\w/.]+\.\w+)`", "".join(line.rpartition(" | ")[2] for line in guards.splitlines())):
+        assert (PACKAGE / file).exists() or (ROOT / file).exists(), file
     page = (ROOT / "provisioning" / "DATA_FLOW.md").read_text(encoding="utf-8")
     table = page.partition("| who | can learn | cannot |\n")[2].partition("\n\n")[0]
     parties = [line.split("|")[1].strip() for line in table.splitlines()[1:]]
