@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from latex2mathml.converter import convert
 from support import evidence
 from support.rooms import BELOW
 
@@ -316,6 +317,15 @@ def test_no_asterisk_of_a_formula_is_taken_for_emphasis() -> None:
     r"""Markdown would swallow both of "al*(x), al*(y)"; in text they are written \*."""
     prose = re.sub(r"(?m)^    .*  .*$|`[^`]*`|\*\*|\\\*|(?<= )\*[a-zA-Z ]+\*", "", methods_text())
     assert [line for line in prose.splitlines() if "*" in line] == []
+
+
+def test_every_formula_can_be_drawn() -> None:
+    """In LaTeX between dollars; GitHub takes a backslash before punctuation away, and then draws something else."""
+    found = re.findall(r"\$\$(.+?)\$\$|\$((?:[^$\n]|\n(?!\n))+)\$", methods_text(), flags=re.DOTALL)
+    assert len(found) > 50
+    for formula in map("".join, found):
+        assert not re.search(r"\\[^a-zA-Z]", formula), formula
+        assert "\\" not in convert(formula), f"a command that is not known: {formula}"
 
 
 def test_every_method_has_its_section_and_its_presets_are_real() -> None:
