@@ -10,6 +10,7 @@ import ast
 import csv
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -23,6 +24,7 @@ from support.rooms import BELOW
 from fedvlp.core.method import Method, Schedule, ServerHooks, SiteHooks
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.latent import LatentCohort
+from fedvlp.deploy.envelope import Envelope
 from fedvlp.deploy.kit import DOCS as KIT_DOCS
 from fedvlp.deploy.kit import GUIDES, SITE
 from fedvlp.evaluation.linear_probe import LinearProbe
@@ -195,7 +197,9 @@ def test_the_evidence_names_tests_for_every_guard_attack_and_party() -> None:
     assert evidence.content().count("\n## ") == 4
     guards = text("security.md").partition("## Guards\n")[2].partition("\n## ")[0]
     assert re.findall(r"^\| \*\*([^*]+)\*\*", guards, re.MULTILINE) == list(evidence.shown_by(evidence.GUARDS))
-    page = (ROOT / "provisioning" / "PRIVACY.md").read_text(encoding="utf-8")
+    for file in re.findall(r"`([\w/.]+\.\w+)`", "".join(line.rpartition(" | ")[2] for line in guards.splitlines())):
+        assert (PACKAGE / file).exists() or (ROOT / file).exists(), file
+    page = (ROOT / "provisioning" / "DATA_FLOW.md").read_text(encoding="utf-8")
     table = page.partition("| who | can learn | cannot |\n")[2].partition("\n\n")[0]
     parties = [line.split("|")[1].strip() for line in table.splitlines()[1:]]
     assert [f"{who}, {what}" for who in parties for what in ("can learn", "cannot")] == list(
@@ -408,6 +412,25 @@ def test_a_kits_pages_name_the_files_of_a_kit() -> None:
     for name in GUIDES[SITE]:
         page = ROOT / ("" if name in KIT_DOCS else "provisioning") / name
         assert re.findall(r"`(?:site|server)/[\w.-]+", page.read_text(encoding="utf-8")) == [], name
+
+
+def test_the_privacy_page_has_each_policys_filters_and_each_limits_default() -> None:
+    page = (ROOT / "provisioning" / "PRIVACY.md").read_text(encoding="utf-8")
+    for policy in (ROOT / "provisioning" / "site").glob("privacy*.json"):
+        (scope,) = json.loads(policy.read_text(encoding="utf-8"))["scopes"]
+        filters = [
+            each["path"].rpartition(".")[2] for side in ("data", "result") for each in scope[f"task_{side}_filters"]
+        ]
+        shown = ", ".join(f"`{name}`" for name in filters)
+        assert f"\n| `local/{policy.name}` | {shown} |" in page, policy.name
+    table = page.partition("| limit | default |")[2].partition("\n\n")[0]
+    rows = [line.split(" | ")[:2] for line in table.splitlines()[2:]]
+    said = [(re.findall(r"`(\w+)`", names), default) for names, default in rows]
+    limits = {field.name: field.default for field in dataclasses.fields(Envelope)}
+    assert sorted(name for names, _ in said for name in names) == sorted(limits)
+    for names, default in said:
+        numbers = [float(number) for number in re.findall(r"\b\d+\b", default)]
+        assert numbers in ([], [limits[name] for name in names]), names
 
 
 def test_the_pages_agree_on_python() -> None:

@@ -140,6 +140,8 @@ def test_a_site_has_all_that_its_guide_names(copied: Path, tmp_path: Path) -> No
     assert linked["README.md"] == {
         "CLUSTERS.md",
         "DATA_CARD.md",
+        "DATA_FLOW.md",
+        "ENCRYPTION.md",
         "PRIVACY.md",
         "RUNBOOK.md",
         "own-data.md",
