@@ -74,8 +74,15 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def drawn(formula: re.Match[str]) -> str:
-    """A formula of a page, in LaTeX between ``$`` or ``$$``, as MathML."""
-    return convert(unescape(formula[2]), display="block" if formula[1] == "div" else "inline")
+    """A formula of a page, in LaTeX between ``$`` or ``$$``, as MathML; one on a line of its own scrolls if it is wide.
+
+    A bar of a norm is as high as a letter, and a little space follows log.
+    """
+    block = formula[1] == "div"
+    made = convert(unescape(formula[2]), display="block" if block else "inline")
+    made = made.replace("<mo>&#x02016;", '<mo stretchy="false">&#x02016;')
+    made = made.replace("<mi>log</mi>", '<mi>log</mi><mspace width="0.17em" />')
+    return f'<div class="formula">{made}</div>' if block else made
 
 
 def links(page: Path) -> set[Path]:
