@@ -16,10 +16,11 @@ from fedvlp.evaluation.distortion import MEAN
 from fedvlp.run.config import choose
 from studies.claims import ledger, selection
 from studies.claims.ensembles import RSUM
+from studies.claims.heads import head
 from studies.reproduce import measures as m
 from studies.reproduce import printed
 from studies.reproduce.experiments import alignment, missing_modalities, records, representations, unlike_sites
-from studies.reproduce.measures import at_site, head, own
+from studies.reproduce.measures import at_site, own
 from studies.reproduce.table import DEMO, Column, Entry, Row, Size, Study
 
 OWN_PATIENTS = "the counts are of MIMIC's patients"

@@ -102,6 +102,12 @@ def test_a_printed_number_that_may_be_a_misprint_is_marked() -> None:
     assert "| \N{EN DASH} (81.0*) | \N{EN DASH} (90.3*) | 1.00 (30.2) |" in text
     assert "- * as printed (" in text
     assert "headings swapped in the paper" in text
+    assert "- Not measured: Covid (cls.), 1%; Covid (cls.), 10%; RSNA (cls.), 1%;" in text
+    assert "; Two-stage no, Global Constraint yes, DRO-Weighing yes: In-domain Image-Text Retrieval, Rec.@1;" in text
+    assert "Not measured" not in output.markdown(Reproduced(entry, Size(SMALLEST), Table({}), ())), "nothing has run"
+    assert printed.tables()["creamfl:1"][
+        "Model Heterogeneous (w/ larger server model), CreamFL (ours)", "1K Test Images, R@1_sum"
+    ].doubt.startswith("sum of"), "bold is no doubt"
     assert not any(one.doubt for one in printed.tables()["car-mfl:5"].values())
 
 
@@ -484,6 +490,9 @@ def test_a_table_runs_goes_on_and_is_estimated(ran: Ran) -> None:
     words = [*TWO_CELLS, "--runs", str(ran.folder)]
     table = ran.folder / "feddra-3-smallest.csv"
     assert "feddra, seed 0: done" in ran.output
+    assert "undecided" not in ran.output, "no claim is judged of a step or two"
+    assert output.NO_SIZE in ran.output
+    assert "Not measured" not in ran.output
     assert all(row["ours"] for row in figures_of(table)), ran.figures
     assert ask(*words, "--seeds", "0", "--jobs", "1").output.count("in the results") == 2
     assert table.read_text() == ran.figures
