@@ -476,7 +476,8 @@ def of_plugins() -> list[str]:
 def in_short(experiment: Experiment) -> tuple[str, str, str]:
     """Objective, sites and rounds, as `fedvlp presets` shows them."""
     objective = type(experiment.objective).__name__.removesuffix("Config")
-    return objective, str(experiment.partition.sites), str(experiment.rounds.rounds)
+    sites = getattr(experiment.data, "sites", experiment.partition.sites)  # a cohort with sites is not partitioned
+    return objective, str(sites), str(experiment.rounds.rounds)
 
 
 # What `--set` can change in an experiment: every setting, its value, and what its field's comment says it means.
