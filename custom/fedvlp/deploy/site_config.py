@@ -1,7 +1,7 @@
 """A site's own ``local/fedvlp.json``: which data sets it offers to jobs, under which names, and where they are.
 
-A job names a data set (``NamedData("pretrain")``) and never a path; the site says what "pretrain" is. The built-in
-cohort is offered everywhere as "synthetic".
+A job names a data set (``NamedData("pretrain")``) and never a path; the site says what "pretrain" is. The
+synthetic cohort is offered everywhere as "synthetic".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What in a film speaks for a phrase: a map on the film of what its pixels add to the cosine of the two, by captum.
+"""Saliency of an image-text pair: what each pixel adds to the cosine of the two, by captum.
 
 A map says what the model looks at, and not whether it is right.
 """

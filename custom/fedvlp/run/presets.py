@@ -148,9 +148,9 @@ def _paper(name: str, method: Method) -> Experiment:
 
 
 def _real(name: str, method: Method, batch_size: int = 32) -> Experiment:
-    """For the films and reports of a few hundred patients (``--data``) on a machine without a GPU.
+    """For the images and reports of a few hundred patients (``--data``) on a machine without a GPU.
 
-    Four times as many steps recall no more of other patients. These steps already learn the training records by heart
+    Four times as many steps recall no more of other patients. These steps already memorise the training records
     (studies/README.md).
     """
     training = Training(
