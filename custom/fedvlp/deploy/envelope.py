@@ -249,7 +249,7 @@ class Envelope:
         return replace(update, metrics=metrics, scalars=scalars)
 
     def refuse_telling(self, area: Interval) -> None:
-        """Raises EnvelopeError for an update whose membership-inference AUC is above the limit, even at the interval's low end."""
+        """Raises EnvelopeError where even the low end of an update's membership-inference AUC is above the limit."""
         if not area.low <= self.most_membership:  # nor where it is nan
             raise EnvelopeError(
                 f"the membership-inference AUC of this update is {area.value:.1f} % ({area.low:.1f} % at least); the "
@@ -351,7 +351,7 @@ def _is_preset(experiment: Experiment, name: str) -> bool:
 
 
 def _are_data_of(experiment: Experiment, usual: Any) -> bool:
-    """Whether the data are a preset's, or of fewer studies, or a data set of the site with images as large as theirs."""
+    """Whether the data are a preset's, or of fewer studies, or a site's data set with images as large as theirs."""
     data: Any = experiment.data
     most = getattr(usual, "image_size", 0)
     if isinstance(data, NamedData):

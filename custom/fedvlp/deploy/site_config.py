@@ -32,7 +32,7 @@ from fedvlp.run.site_sources import SiteSources
 
 FILE = "fedvlp.json"
 SYNTHETIC = "synthetic"
-REHEARSAL_STUDIES = 400  # of the built-in cohort at each site
+REHEARSAL_STUDIES = 400  # of the synthetic cohort at each site
 
 MODELS = "models"
 """Folder of the kit for towers of the site's own, each a folder that a job calls by its name."""

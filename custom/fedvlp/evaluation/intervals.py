@@ -1,6 +1,6 @@
 """95 % intervals: Student's t over paired seeds, and the bootstrap over the patients whose records were measured.
 
-Films of one patient are alike, so a resample of the bootstrap (Efron, 1979, doi:10.1214/aos/1176344552; percentiles)
+Images of one patient are alike, so a resample of the bootstrap (Efron, 1979, doi:10.1214/aos/1176344552; percentiles)
 draws patients and takes all of a patient's records as often as it drew him. A figure of a resample is a function of how
 often each record is in it: ``Figure``. With other patients a figure would move that far; how far another seed of the
 training would move it, the bootstrap does not say.
