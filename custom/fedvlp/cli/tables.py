@@ -290,7 +290,7 @@ class RunBar:
 
     @contextmanager
     def showing(self, progress: Progress) -> Iterator[None]:
-        """The bar, while ``progress`` goes on."""
+        """The bar, while ``progress`` runs."""
         if not self.console.is_terminal:
             yield
             return

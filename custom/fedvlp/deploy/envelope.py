@@ -1,4 +1,4 @@
-"""What a site lets jobs do, whatever they say: which experiments, on how many records, with how much of the machine.
+"""Site-side limits on jobs: which experiments, on how many records, with how much of the machine.
 
 The numbers stand under "envelope" in the site's own ``local/fedvlp.json``. The executor keeps to them, and the site's
 outgoing filters check once more what the executor counted.
@@ -249,7 +249,7 @@ class Envelope:
         return replace(update, metrics=metrics, scalars=scalars)
 
     def refuse_telling(self, area: Interval) -> None:
-        """Raises EnvelopeError for an update of which records can be told, even at the interval's low end."""
+        """Raises EnvelopeError where even the low end of an update's membership-inference AUC is above the limit."""
         if not area.low <= self.most_membership:  # nor where it is nan
             raise EnvelopeError(
                 f"the membership-inference AUC of this update is {area.value:.1f} % ({area.low:.1f} % at least); the "
@@ -351,7 +351,7 @@ def _is_preset(experiment: Experiment, name: str) -> bool:
 
 
 def _are_data_of(experiment: Experiment, usual: Any) -> bool:
-    """Whether the data are a preset's, or of fewer studies, or a data set of the site with films as large as theirs."""
+    """Whether the data are a preset's, or of fewer studies, or a site's data set with images as large as theirs."""
     data: Any = experiment.data
     most = getattr(usual, "image_size", 0)
     if isinstance(data, NamedData):

@@ -117,7 +117,7 @@ class LinearProbe:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is told apart: L classes, and the target of every row of a cohort."""
+    """What is classified: L classes, and the target of every row of a cohort."""
 
     names: tuple[str, ...]
     targets: Tensor  # [N, L] float64 in {1, 0, nan: neither trained on nor judged}

@@ -115,7 +115,7 @@ class Cipher:
     def check(self, rows: Tensor, count: int) -> None:
         """Raises PrivacyError unless each of ``rows`` is a ciphertext that :meth:`add` can take for ``count`` values.
 
-        What was encrypted under another key of the same parameters, and which values, cannot be told here.
+        What was encrypted under another key of the same parameters, and which values, cannot be seen here.
         """
         scale = self._context.global_scale
         for index, vector in enumerate(self._vectors(rows)):

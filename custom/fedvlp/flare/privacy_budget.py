@@ -95,8 +95,8 @@ class Ledger:
             if self.path.exists():
                 raise PrivacyError(
                     public=(
-                        "the marker of this site's privacy ledger is gone, so nobody can tell whether the ledger is "
-                        "whole; restore it from a copy, nothing is sent before"
+                        "the marker of this site's privacy ledger is gone, so the ledger's completeness cannot be "
+                        "verified; restore it from a copy, nothing is sent before"
                     )
                 )
             new = {"site": secrets.token_hex(16), "releases": 0, "link": ""}
@@ -111,7 +111,7 @@ class Ledger:
         raise PrivacyError(public="the marker of this site's privacy ledger is damaged; restore it from a copy")
 
     def _entries(self, mark: dict[str, Any]) -> list[dict[str, Any]]:
-        """The entries, each one's hash checked. Raises PrivacyError unless they go on from what the marker knows."""
+        """The entries, each one's hash checked. Raises PrivacyError unless they continue from what the marker knows."""
         made = mark["releases"]
         if not self.path.exists():
             if made:

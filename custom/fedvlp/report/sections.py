@@ -64,7 +64,7 @@ def _roc(areas: Sequence[Area], finding: str, looks: Mapping[str, figures.Style]
 
 
 def _areas_of(areas: Sequence[Area], site: str, finding: str) -> str:
-    """Both models at one site, with the number of positive films."""
+    """Both models at one site, with the number of positive images."""
     of = {one.model: one for one in areas if (one.site, one.finding) == (site, finding)}
     if TRAINED not in of:
         return ABSENT

@@ -170,7 +170,7 @@ class TensorBoard:
 class MLflow:
     """Sends records to a tracking server of MLflow: a run of the experiment "fedvlp" for each run folder.
 
-    A run that is resumed goes on there. Curves are called "<site>/<name>"; of the data only what the records hold
+    A run that is resumed continues there. Curves are called "<site>/<name>"; of the data only what the records hold
     leaves. A server that does not answer is a warning: metrics.csv has the figures. Raises ValueError where MLflow is
     not installed or the server cannot be reached at the start.
     """

@@ -42,7 +42,7 @@ RATES = tuple(step / 20 for step in range(21))
 
 @dataclass(frozen=True)
 class Area:
-    """How well a model ranks the test films of a site by a finding that it was told in words alone."""
+    """How well a model ranks the test images of a site by a finding that it was told in words alone."""
 
     model: str  # INITIAL or TRAINED
     site: str
@@ -113,9 +113,9 @@ def _of_site(
     imaged: Tensor,
     patients: Sequence[str],
 ) -> Iterator[Area]:
-    """The areas at one site from scores [seeds, N, C], labels [N, C], which records have a film [N], and patients [N].
+    """The areas at one site from scores [seeds, N, C], labels [N, C], records that have an image [N], and patients [N].
 
-    A finding without a positive or without a negative film has none.
+    A finding without a positive or without a negative image has none.
     """
     for index, finding in enumerate(classes):
         known = imaged & (labels[:, index] != -1)
