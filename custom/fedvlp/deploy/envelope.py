@@ -504,7 +504,7 @@ class Watched:
 
 
 def effective(rows: list[Tensor], lengths: list[Tensor]) -> float:
-    """On how many records training rests in effect, of the ``rows`` of every batch and the ``lengths`` of its gradient.
+    """The effective sample size of an update, of the ``rows`` of every batch and the ``lengths`` of its gradient.
 
     A record weighs the sum of its shares in the gradients; the number is (sum w)^2 / sum w^2 (Kish, 1965, Survey
     Sampling, section 11.7). With even steps these are all records that were drawn. Where a huge learning rate has left
