@@ -52,7 +52,7 @@ class OwnData:
         return self.screen().build()
 
     def screen(self) -> Screened:
-        """The reports, searched, before any image is decoded."""
+        """The PHI scan of the reports, before any image is decoded."""
         return screen_all([self.source], self._owned)
 
     def _owned(self, cohorts: Sequence[Cohort]) -> Cohort:

@@ -93,7 +93,7 @@ def resampled(patients: Sequence[Hashable], resamples: int, seed: int) -> Iterat
 def bootstrap(figure: Figure, patients: Sequence[Hashable], resamples: int = 1000, seed: int = 0) -> Interval:
     """The figure of N records and its interval. ``patients`` [N]: the patient of each.
 
-    Resamples without the figure (of one class alone, for an area) are left out. Raises ValueError without a record.
+    Resamples without the figure (of one class alone, for an AUC) are left out. Raises ValueError without a record.
     """
     if not patients:
         raise ValueError("bootstrap: no record; expected at least one; measure on a split that has records.")
@@ -209,7 +209,7 @@ def of_worst(values: np.ndarray, least: float = 0.0, most: float = 100.0) -> Int
 
 @dataclass(frozen=True)
 class DeLong:
-    """Two areas on the same records, 0..1, and the test of their difference."""
+    """Two AUCs on the same records, 0..1, and the test of their difference."""
 
     one: float
     other: float

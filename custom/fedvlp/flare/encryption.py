@@ -366,7 +366,7 @@ class Decrypt(Filter):
     def _refuse_leap(self, round: int, run: str, mean: Tensor) -> None:
         """Raises PrivacyError for a mean that honest changes cannot have led to."""
         if not bool(torch.isfinite(mean).all()):
-            raise PrivacyError("the mean of the sites holds values that are no numbers; nothing is trained on it")
+            raise PrivacyError("the mean of the sites holds NaN or infinite values; nothing is trained on it")
         if self._seen is None or self._seen[0] != run:
             return
         _, before, known = self._seen

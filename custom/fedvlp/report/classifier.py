@@ -86,7 +86,7 @@ def _best_round(history: Sequence[Record], memory: State) -> int | None:
 
 
 def _areas(run: Run, server: list[dict[str, float]], end: str) -> str:
-    """Table of the server's areas, initial and last, and the names of findings without an area; "" where it has none.
+    """Table of the server's AUCs, initial and last, and the names of findings without an AUC; "" where it has none.
 
     ``server`` has its figures (name -> value) by evaluation; ``end`` says which model the last one is of.
     """

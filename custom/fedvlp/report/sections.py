@@ -34,7 +34,7 @@ ZERO_SHOT = (
 
 
 def zero_shot(run: Run) -> str:
-    """Areas of the trained model beside those of the initial one, as HTML; "" where nobody measured them."""
+    """AUCs of the trained model beside those of the initial one, as HTML; "" where nobody measured them."""
     areas = [one for one in run.areas if one.site in run.sites]
     if not areas:
         return ""

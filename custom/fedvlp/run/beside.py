@@ -79,7 +79,7 @@ class Beside:
 
 # Measuring
 def measure(folder: RunFolder) -> None:
-    """Recalls, zero-shot areas and the untouched tower of a finished run. Raises ValueError as ``recalls.measure``."""
+    """Recalls, zero-shot AUCs and the untouched tower of a finished run. Raises ValueError as ``recalls.measure``."""
     run = FinishedRun(folder, folder.experiment().name)
     recalls.measure(folder, run)
     zero_shot_areas.measure(folder, run)
@@ -126,7 +126,7 @@ def _is_measured_unasked(folder: RunFolder) -> bool:
 
 
 def measure_tower(folder: RunFolder, run: FinishedRun) -> Path | None:
-    """Macro area of a linear probe on the model's image vectors and on its image tower as it was before the run.
+    """Macro AUC of a linear probe on the model's image vectors and on its image tower as it was before the run.
 
     Learned from all labelled training images, and where there are more from 20 of each class, the mean of 5 draws.
     Written to ``evaluation/tower.csv``. None where there are no labels, and where sites have own models.
@@ -164,7 +164,7 @@ def measure_tower(folder: RunFolder, run: FinishedRun) -> Path | None:
 
 
 def _areas(task: Task, vectors: Tensor, train: np.ndarray, test: np.ndarray) -> list[Figure]:
-    """The area of each class that test rows have, by a head that was fitted to the training rows."""
+    """The AUC of each class that test rows have, by a head that was fitted to the training rows."""
     of = {split: Sample(vectors[rows], task.targets[rows]) for split, rows in (("train", train), ("test", test))}
     head = fit(task, PROBE, of["train"], of["train"], 0, STEPS)
     with torch.no_grad():

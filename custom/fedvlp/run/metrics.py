@@ -114,7 +114,7 @@ def summary(history: list[Record]) -> dict[str, dict[str, float]]:
 
 
 def on_public_set(record: Record) -> dict[str, float]:
-    """Every recall and area of the server's model on the public set, named by ``of_server``."""
+    """Every recall and AUC of the server's model on the public set, named by ``of_server``."""
     figures = record.get("server", {})
     return {
         of_server(name): value
