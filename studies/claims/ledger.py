@@ -24,7 +24,7 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import summary
-from studies.claims import distortion, ensembles, selection
+from studies.claims import distortion, ensembles, heads, selection
 from studies.claims.cell_results import Figures
 from studies.claims.distortion import OWN, PLAIN, change, change_elsewhere
 from studies.claims.ensembles import RSUM, SITE_RSUM, UNTAUGHT
@@ -278,6 +278,62 @@ NAMED_BASELINES = Scenario(
 )
 
 
+def with_untrained(seed: int) -> Mapping[str, Experiment]:
+    """The models of ``named_baselines`` on which heads are judged, and one that a learning rate of 0 left as it was."""
+    table = named_baselines(seed)
+    fedavg = table["fedavg"]
+    untrained = replace(fedavg, training=replace(fedavg.training, lr=0.0))
+    return {name: table[name] for name in ("fedavg", "feddra", "fedrgb")} | {"untrained": untrained}
+
+
+def _downstream(
+    what: str, text: str, figures: Callable[[RunFolder], Figures], names: Mapping[str, Sequence[str]]
+) -> Scenario:
+    """Another figure of these models; ``names``: what FedDRA's and FedRGB's papers have for each."""
+    return Scenario(
+        f"named-baselines-{what}",
+        f"The models of named-baselines: {text}",
+        with_untrained,
+        figures,
+        tuple(ahead("fedavg", "untrained", name) for name in names),
+        tuple(
+            Claim(paper, f"{name}, equal encoder steps", paper, "fedavg", name, value)
+            for name, values in names.items()
+            for paper, value in zip(("feddra", "fedrgb"), values, strict=True)
+        ),
+        tuple(names),
+        runs="named-baselines",
+    )
+
+
+DOWNSTREAM = (
+    _downstream(
+        "heads",
+        "linear heads on their image towers with a share of the labels of 1,400 films of other people.",
+        heads.classified,
+        {
+            heads.head(heads.CLASSIFIED, "1 %"): ("+1.6 (Table 2)", "+2.3 (Table 2)"),
+            heads.head(heads.CLASSIFIED, "10 %"): ("+1.1 (Table 2)", "+0.9 (Table 2)"),
+        },
+    ),
+    _downstream(
+        "segmentation",
+        "decoders of pneumonia on their image towers with a share of the masks of 1,400 films of other people.",
+        heads.segmented,
+        {
+            heads.head(heads.SEGMENTED, "1 %"): ("+2.1 (Table 2)", "+1.9 (Table 2)"),
+            heads.head(heads.SEGMENTED, "10 %"): ("+2.6 (Table 2)", "+2.6 (Table 2)"),
+        },
+    ),
+    _downstream(
+        "outside",
+        "films and reports of sites with other scanners and habits.",
+        heads.outside,
+        {heads.OUTSIDE: ("not given", "+0.13 (Table 5)")},
+    ),
+)
+
+
 # CreamFL
 
 LADDER = ("reamfl-mean", "reamfl-avg", "reamfl-iot", "reamfl-gca", "reamfl-inter", "reamfl-intra", "creamfl")
@@ -458,6 +514,13 @@ MIXES = ((0, 4, 1), (2, 2, 1))
 """Sites with images alone, with texts alone and with both, beside 4:0:1."""
 
 
+SMALL_PUBLIC = "-public-0-05"
+"""Ends the names of rows with 5 % of the patients in the public set, in place of 15."""
+
+SKEWED = 0.1
+"""Dirichlet concentration of the findings over sites, in place of 1."""
+
+
 def mixed(name: str, mix: tuple[int, int, int]) -> str:
     """The row of a method with such sites."""
     return "-".join([name, *map(str, mix)])
@@ -481,6 +544,8 @@ def missing(seed: int) -> Mapping[str, Experiment]:
     for name, (images, texts, _) in product(("mfedavg-p", "car-mfl"), MIXES):
         partition = replace(table[name].partition, image_only=images, text_only=texts)
         table[mixed(name, (images, texts, 1))] = replace(table[name], partition=partition)
+    for name in ("mfedavg-p", "car-mfl"):
+        table[name + SMALL_PUBLIC] = replace(table[name], partition=replace(table[name].partition, public=0.05))
     public = table["mfedavg-p"]
     nobody_lacks = replace(public.partition, image_only=0, text_only=0)
     lower = replace(public, method=replace(public.method, private=False))  # type: ignore[call-arg]
@@ -492,17 +557,27 @@ def missing(seed: int) -> Mapping[str, Experiment]:
     }
 
 
+def skewed(seed: int) -> Mapping[str, Experiment]:
+    """The two methods and two of the bounds at sites with unlike findings."""
+    table: dict[str, Any] = dict(missing(seed))
+    rows = ("lower", "mfedavg-p", "car-mfl", ALL_PAIRED)
+    return {name: replace(table[name], data=replace(table[name].data, beta=SKEWED)) for name in rows}
+
+
+IMPUTABLE = (
+    apart_methods(ALL_PAIRED, "lower", MACRO, 5.0),
+    above(ALL_PAIRED, MACRO, without("image")),
+    above(ALL_PAIRED, MACRO, without("text")),
+    at_least(ALL_PAIRED, without("text"), 70.0),
+)
+"""Pairs are worth something, and so is each half of them."""
+
 CAR_MFL = Scenario(
     "missing-modalities",
     "Four of five sites have images alone; fourteen labels, of which reports leave out four fifths.",
     missing,
     classified,
-    (
-        apart_methods(ALL_PAIRED, "lower", MACRO, 5.0),
-        above(ALL_PAIRED, MACRO, without("image")),
-        above(ALL_PAIRED, MACRO, without("text")),
-        at_least(ALL_PAIRED, without("text"), 70.0),
-    ),
+    IMPUTABLE,
     (
         Claim("car-mfl", "imputed modalities are ahead of zeros", "car-mfl", "mfedavg-p", MACRO, "+5.4 (Table 1)"),
         Claim("car-mfl", "training on the public set too", "mfedavg-p", "mfedavg", MACRO, "+2.3 (Table 1)"),
@@ -510,17 +585,35 @@ CAR_MFL = Scenario(
             Claim(
                 "car-mfl",
                 f"imputed modalities are ahead of zeros, {text}",
-                mixed("car-mfl", mix),
-                mixed("mfedavg-p", mix),
+                f"car-mfl{end}",
+                f"mfedavg-p{end}",
                 MACRO,
                 value,
             )
-            for mix, text, value in zip(
-                MIXES,
-                ("sites without images", "sites without either"),
-                ("+2.1 (Table 1, 0:8:2)", "+5.5 (Table 1, 4:4:2)"),
-                strict=True,
+            for end, text, value in (
+                (mixed("", MIXES[0]), "sites without images", "+2.1 (Table 1, 0:8:2)"),
+                (mixed("", MIXES[1]), "sites without either", "+5.5 (Table 1, 4:4:2)"),
+                (SMALL_PUBLIC, "a third of the public set", "+6 (Figure 3a, 250 patients)"),
             )
+        ),
+    ),
+    (MACRO, without("text"), without("image")),
+)
+
+CAR_MFL_SKEWED = Scenario(
+    "missing-modalities-skewed",
+    "The same with findings dealt to the sites by a Dirichlet distribution of 0.1.",
+    skewed,
+    classified,
+    IMPUTABLE,
+    (
+        Claim(
+            "car-mfl",
+            "imputed modalities are ahead of zeros, sites with unlike findings",
+            "car-mfl",
+            "mfedavg-p",
+            MACRO,
+            "+3.6 (Table 1, heterogeneous)",
         ),
     ),
     (MACRO, without("text"), without("image")),
@@ -628,9 +721,11 @@ SCENARIOS = {
         _distortion("label-skew"),
         _distortion("scanner-shift"),
         NAMED_BASELINES,
+        *DOWNSTREAM,
         CREAMFL,
         DRAWN,
         CAR_MFL,
+        CAR_MFL_SKEWED,
         PMS_FM,
     )
 }

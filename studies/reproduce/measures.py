@@ -17,9 +17,7 @@ from fedvlp.data.cohort import Cohort
 from fedvlp.data.loader import SiteData
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.distortion import MEAN
-from fedvlp.evaluation.linear_probe import ADAMW, LinearProbe, linear_probe
 from fedvlp.evaluation.retrieval import Retrieval
-from fedvlp.evaluation.segmentation import Segmentation, segmentation
 from fedvlp.evaluation.vqa import VQA, vqa
 from fedvlp.models.load import load_encoders
 from fedvlp.models.selector import SelectorConfig
@@ -53,40 +51,10 @@ def cosine_at(site: str) -> str:
     return f"cosine of the pairs at {site}, round "
 
 
-def head(data: str, share: str) -> str:
-    """Name of the accuracy (or Dice) of a head that was trained on a ``share`` such as "1 %"."""
-    return f"{data}, {share}"
-
-
 def cost(folder: RunFolder) -> Figures:
     """Megabytes on the wire in a mean round."""
     used, rounds = spent(folder.history()), folder.experiment().rounds.rounds
     return {MEGABYTES: (used[BYTES_DOWN] + used[BYTES_UP]) / 1e6 / max(1, rounds)}
-
-
-@dataclass(frozen=True)
-class Downstream:
-    """One downstream data set: a probe's accuracy or, with a ``structure``, a decoder's Dice."""
-
-    name: str
-    data: Source
-    fractions: tuple[float, ...]
-    classes: tuple[str, ...] = ()
-    structure: str = ""
-    seeds: tuple[int, ...] = (42,)
-    steps: int | None = None
-    solver: str = ADAMW  # of a probe; the papers' AdamW hardly moves a head whose epoch is one step
-
-    def __call__(self, model: Any) -> Figures:
-        """The figures of the image tower of ``model``."""
-        cohort = self.data.build()
-        if self.structure:
-            decoder = Segmentation(self.structure, self.fractions, self.seeds, resamples=0)
-            drawn = segmentation(decoder, model, cohort, self.steps)
-            return {head(self.name, one.subset): one.dice.value for one in drawn.results}
-        probe = LinearProbe(self.classes, self.fractions, seeds=self.seeds, solver=self.solver, resamples=0)
-        probed = linear_probe(probe, model, cohort, self.steps)
-        return {head(self.name, one.subset): one.accuracy.value for one in probed.results}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,10 @@ DOUBTFUL = "*"
 """After a printed value that may be a misprint or misread."""
 
 SPREAD = "\N{PLUS-MINUS SIGN}"
-READING = "ours: mean over seeds [95 % interval, Student's t]; in brackets the paper's printed value"
+READING = (
+    "Ours: mean over seeds [95 % interval, Student's t, of two seeds or more]; in brackets the paper's printed value; "
+    f"{html.ABSENT}: not measured, in brackets {UNPRINTED}."
+)
 NO_SCENARIO = (
     "A verdict here is of these runs: the preconditions under which a claim can show are those of `fedvlp claims`, at "
     "its sizes."
@@ -77,17 +80,18 @@ def title(entry: Entry) -> str:
 def remarks(done: Reproduced) -> list[str]:
     """What to know of the table, a sentence or two each."""
     entry, study = done.entry, done.entry.study
-    said = [f"Seeds {', '.join(map(str, done.table.seeds))}. {READING}; {html.ABSENT}: {UNPRINTED}."]
+    said = [f"Seeds {', '.join(map(str, done.table.seeds))}. {READING}"]
+    said += [NO_SIZE] if done.size.quick else []
     if done.size.demo:
-        said += [OTHER_DATA, f"Size: {done.size.name}."]
+        said += [OTHER_DATA]
         said += [study.stands_in] if study and study.stands_in else []
     else:
-        said += [NO_SIZE] if done.size.quick else []
         said += [study.differs] if study and study.differs else []
     if any(entry.spread(row, index) for row in entry.rows for index in range(len(entry.columns))):
         said += [f"{SPREAD}: standard deviation, ours over the seeds of the prompts; the paper does not say over what."]
     said += [entry.note] if entry.note else []
     said += [f"{row.title} does not run: {row.why_not}." for row in entry.rows if row.why_not]
+    said += [f"Not measured: {'; '.join(absent)}."] if (absent := unmeasured(done)) else []
     doubts: dict[str, list[str]] = {}
     for row in entry.rows:
         for index, column in enumerate(entry.columns):
@@ -98,6 +102,21 @@ def remarks(done: Reproduced) -> list[str]:
         for doubt, places in doubts.items()
     ]
     return [*said, origin(done.table)]
+
+
+def unmeasured(done: Reproduced) -> list[str]:
+    """What has no value of ours though cells have run: columns without any, then single places."""
+    rows, columns = range(len(done.entry.rows)), done.entry.columns
+    if not done.table.cells:
+        return []
+    empty = [[row for row in rows if done.value(row, index) is None] for index in range(len(columns))]
+    whole = [column.title for column, of in zip(columns, empty, strict=True) if len(of) == len(rows)]
+    return whole + [
+        f"{done.entry.rows[row].title}: {column.title}"
+        for column, of in zip(columns, empty, strict=True)
+        for row in of
+        if len(of) < len(rows)
+    ]
 
 
 def markdown(done: Reproduced) -> str:

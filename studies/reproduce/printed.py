@@ -28,7 +28,7 @@ def tables() -> dict[str, dict[tuple[str, str], Printed]]:
     for path in sorted(TABLES.glob("*.csv")):
         with path.open(newline="", encoding="utf-8") as file:
             for line in csv.DictReader(file):
-                doubt = "" if NO_DOUBT.fullmatch(line["note"]) else line["note"]
+                doubt = "" if NO_DOUBT.fullmatch(line["note"]) else line["note"].removeprefix("bold; ")
                 place = label(line["row"]), label(line["column"])
                 found.setdefault(line["table"], {})[place] = Printed(line["value"], line["spread"], doubt)
     return found

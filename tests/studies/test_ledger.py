@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +19,10 @@ from fedvlp.data.synthetic.drawn_cohort import COHORTS
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
 from fedvlp.run.terms import terms
-from studies.claims import ledger, results_page
+from studies.claims import heads, ledger, results_page
 from studies.claims.cell_results import Table
 from studies.claims.ledger import (
     ALIGN,
@@ -36,6 +39,7 @@ from studies.claims.ledger import (
     unlike_sites,
 )
 from studies.claims.page import INVALID, judge
+from studies.claims.scenario import HOLDS
 
 EVERY = list(SCENARIOS.values())
 Ladder = Callable[[int], Mapping[str, Experiment]]
@@ -113,6 +117,46 @@ def test_named_baselines_have_equal_encoder_steps_and_their_own_losses() -> None
         == 6
     )
     assert (table["fedrgb"].method.rho, table["fedrgb-rho-1"].method.rho, "fedldawa" in table) == (0.1, 1.0, False)
+
+
+def test_heads_are_of_the_models_of_the_named_baselines_and_beat_an_untrained_tower() -> None:
+    """The same runs serve both; where heads on FedAvg's tower are no better than on a drawn one, none is ranked."""
+    for scenario in ledger.DOWNSTREAM:
+        table: dict[str, Any] = dict(scenario.experiments(0))
+        untrained, named = table.pop("untrained"), ledger.named_baselines(0)
+        assert (scenario.runs, table) == ("named-baselines", {name: named[name] for name in table})
+        assert replace(untrained, training=table["fedavg"].training) == table["fedavg"]
+        assert untrained.training.lr == 0
+        for drawn, verdict in ((50.0, HOLDS), (70.0, INVALID)):
+            worth = {"untrained": drawn, "fedavg": 60.0, "feddra": 62.0, "fedrgb": 62.0}
+            figures = {
+                (name, seed): dict.fromkeys(scenario.shown, value + seed / 10 * (name == "feddra"))
+                for name, value in worth.items()
+                for seed in range(3)
+            }
+            outcomes = judge(scenario, Table(figures), ["feddra"]).outcomes
+            assert {one.verdict for one in outcomes} == {verdict}
+
+
+@pytest.mark.slow(seconds=60)
+def test_figures_of_heads_are_measured_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model of a step: every figure that the scenarios show, in percent, of people whom no run knows."""
+    whole: Any = ledger.with_untrained(0)["fedavg"]
+    data = replace(whole.data, size=240, test_rows=0)
+    method, rounds = replace(whole.method, local_steps=1), replace(whole.rounds, rounds=1, evaluate_every=0)
+    small = replace(whole, data=data, method=method, rounds=rounds)
+    folder = RunFolder.create(tmp_path, small)
+    simulate(small, folder)
+    drawn = heads._opened(folder)[1]
+    assert not set(drawn.build().patients) & set(data.build().patients)
+    monkeypatch.setattr(heads, "_opened", lambda folder: (opened(folder)[0], replace(drawn, size=300)))
+    for scenario in ledger.DOWNSTREAM:
+        figures = scenario.figures(folder)
+        assert set(scenario.shown) <= figures.keys()
+        assert all(0 <= figures[name] <= 100 for name in scenario.shown)
+
+
+opened = heads._opened
 
 
 def test_the_ablation_changes_one_thing_at_a_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import re
 import shutil
 import signal
@@ -85,13 +86,34 @@ def test_a_table_has_the_papers_rows_columns_and_printed_numbers() -> None:
         assert sorted(value for value in values if value != UNPRINTED) == expected
 
 
+PRINTED = """
+feddra:2 11x10 110, feddra:3 4x8 32, feddra:4 7x6 42, feddra:5 10x6 60, feddra:6 9x10 90, feddra:7 2x10 20,
+feddra:8 3x10 30, feddra:9 3x9 27, feddra:10 8x12 96, feddra:11 13x10 130, feddra:12 7x12 84, feddra:13 12x12 144,
+fedrgb:2 7x10 70, fedrgb:3 8x10 80, fedrgb:4 3x6 18, fedrgb:5 5x6 30, fedrgb:6 6x5 30, fedrgb:7 32x5 160,
+fedrgb:8 5x5 25, fedrgb:10 3x6 18, fedrgb:11 6x5 30, fedrgb:12 8x12 96, fedrgb:13 13x10 130, fedrgb:14 4x10 40,
+fedrgb:15 3x9 27, fedrgb:16 2x10 20, fedrgb:17 7x12 84, fedrgb:18 12x12 144, fedrgb:19 3x12 36,
+creamfl:1 8x13 104, creamfl:2 8x4 8, creamfl:3 7x2 7, creamfl:4 5x1 5,
+pms-fm:1 9x5 45, pms-fm:2 9x3 27, pms-fm:3 6x5 30, pms-fm:4 6x1 6, pms-fm:5 5x2 10,
+car-mfl:1 4x10 40, car-mfl:2 1x5 5, car-mfl:3 1x4 4, car-mfl:4 2x10 20, car-mfl:5 1x6 6
+"""
+"""Table, rows x columns (three and one of creamfl:2 and :3 are ours), numbers: counted in the papers."""
+
+
 def test_how_many_printed_numbers_stand_beside_ours() -> None:
-    """Of the 2,257 that the papers print; a table that loses its rows would be seen."""
+    """In the tables as they are shown: a value, a row or a column that is lost would be seen, and a changed number."""
+    found = []
+    for entry in [one for one in ENTRIES if one.table]:
+        lines = output.rows(Reproduced(entry, Size(DEMO), Table({}), ()))
+        cells = [cell for _, *cells in lines for cell in cells]
+        values = sum(not cell.endswith(f"({html.ABSENT})") for cell in cells)
+        found.append(f"{entry.table} {len(lines)}x{len(output.head(entry)) - 1} {values}")
+    assert found == PRINTED.replace("\n", " ").strip().split(", ")
+    assert sum(int(one.split()[-1]) for one in found) == 2220
     numbers = {name: len(table) for name, table in printed.tables().items()}
-    assert sum(numbers.values()) == 2257
-    shown = {entry.table: numbers[entry.table] for entry in ENTRIES if entry.table}
-    assert numbers.keys() - shown.keys() == {"fedrgb:9", "car-mfl:f2", "car-mfl:f3a", "car-mfl:f4"}, "structural; texts"
-    assert sum(shown.values()) == 2220
+    assert numbers.keys() - {one.split()[0] for one in found} == {"fedrgb:9", "car-mfl:f2", "car-mfl:f3a", "car-mfl:f4"}
+    assert sum(numbers.values()) == 2257, "with what is structural, or stands in a figure's text"
+    numbers_as_printed = hashlib.sha256(repr(sorted(printed.tables().items())).encode()).hexdigest()
+    assert numbers_as_printed.startswith("a41a27b450f65422")
 
 
 def test_a_printed_number_that_may_be_a_misprint_is_marked() -> None:
@@ -102,6 +124,12 @@ def test_a_printed_number_that_may_be_a_misprint_is_marked() -> None:
     assert "| \N{EN DASH} (81.0*) | \N{EN DASH} (90.3*) | 1.00 (30.2) |" in text
     assert "- * as printed (" in text
     assert "headings swapped in the paper" in text
+    assert "- Not measured: Covid (cls.), 1%; Covid (cls.), 10%; RSNA (cls.), 1%;" in text
+    assert "; Two-stage no, Global Constraint yes, DRO-Weighing yes: In-domain Image-Text Retrieval, Rec.@1;" in text
+    assert "Not measured" not in output.markdown(Reproduced(entry, Size(SMALLEST), Table({}), ())), "nothing has run"
+    assert printed.tables()["creamfl:1"][
+        "Model Heterogeneous (w/ larger server model), CreamFL (ours)", "1K Test Images, R@1_sum"
+    ].doubt.startswith("sum of"), "bold is no doubt"
     assert not any(one.doubt for one in printed.tables()["car-mfl:5"].values())
 
 
@@ -484,6 +512,9 @@ def test_a_table_runs_goes_on_and_is_estimated(ran: Ran) -> None:
     words = [*TWO_CELLS, "--runs", str(ran.folder)]
     table = ran.folder / "feddra-3-smallest.csv"
     assert "feddra, seed 0: done" in ran.output
+    assert "undecided" not in ran.output, "no claim is judged of a step or two"
+    assert output.NO_SIZE in ran.output
+    assert "Not measured" not in ran.output
     assert all(row["ours"] for row in figures_of(table)), ran.figures
     assert ask(*words, "--seeds", "0", "--jobs", "1").output.count("in the results") == 2
     assert table.read_text() == ran.figures

@@ -1,7 +1,7 @@
 """The page of a prepared data set: what a person should look at before training on it, as counts and curves.
 
 No report, id or path is in it: rows that are not used are told by number, those known by name are counted. Nor is a
-film: it shows ``SHEET``, which lies beside it, and handed on alone it shows none.
+image: it shows ``SHEET``, which lies beside it, and handed on alone it shows none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ from fedvlp.report.html import grid, table, text
 BINS = 32  # of grey levels
 MOST_LABELS = 20  # drawn
 SHEET = "contact-sheet.png"
-"""Some films with split, site and view, beside the page (data/overview.py)."""
+"""Some images with split, site and view, beside the page (data/overview.py)."""
+EMPTY = {
+    "train": "nothing can be trained on",
+    "val": "no curve over rounds can be drawn",
+    "test": "no run on this data can be measured on patients that it has not seen",
+}
+"""Split -> what its lack means."""
 NUMBERS = "Row 1 is the first below the table's header."
 NORMAL = 1.959964  # 97.5 % quantile of the normal distribution
 
@@ -70,6 +76,12 @@ def sentences(cohort: Cohort, summary: Mapping[str, int]) -> list[str]:
     if left:
         reasons = ", ".join(f"{reason} ({count:,})" for reason, count in left.items())
         lines.append(f"Not used, of {summary.get('rows', 0):,} rows: {reasons}.")
+    splits = {split: of["records"] for split, of in overview.split_counts(cohort).items()}
+    lines += [
+        f'No record is in the {split} split: {EMPTY[split]}. split_column="" draws splits by patient.'
+        for split, count in splits.items()
+        if not count
+    ]
     if cohort.phi:
         kinds = ", ".join(f"{kind} in {count:,}" for kind, count in cohort.phi.items())
         lines.append(f"Reports seem to identify people: {kinds}. Look at them before anything is trained.")
@@ -82,7 +94,7 @@ def sentences(cohort: Cohort, summary: Mapping[str, int]) -> list[str]:
     texts, records = overview.repeated_reports(cohort)
     if texts:
         lines.append(
-            f"Word for word the same at more than one patient: reports {texts:,}, records that have them {records:,}. "
+            f"Reports that are the same word for word at several patients: {texts:,}, in {records:,} records. "
             "Among these, retrieval cannot know which image is meant."
         )
     return lines
@@ -115,7 +127,7 @@ def _subgroup(cohort: Cohort, name: str) -> str:
 
 
 def _views(cohort: Cohort) -> str:
-    """Table of the films of each site, or of each split where records have none, by view; "" without films."""
+    """Table of the images of each site, or of each split where records have none, by view; "" without images."""
     counts = overview.subgroup_counts(cohort, VIEW, cohort.has_image())
     if not counts:
         return ""
@@ -224,7 +236,7 @@ def _images(cohort: Cohort, groups: Mapping[str, np.ndarray], looks: Mapping[str
 
 
 def _films(cohort: Cohort) -> str:
-    """Some films, each with split, site and view; "" without films."""
+    """Some images, each with split, site and view; "" without images."""
     if not cohort.has_image().any():
         return ""
     note = (

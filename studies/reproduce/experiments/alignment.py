@@ -24,6 +24,7 @@ from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.fitting import fitted
 from fedvlp.run.site_sources import SiteSources
 from studies.claims.cell_results import Figures
+from studies.claims.heads import Downstream
 from studies.claims.ledger import seeded
 from studies.reproduce import measures
 from studies.reproduce.experiments.records import (
@@ -40,7 +41,6 @@ from studies.reproduce.experiments.records import (
     on_data,
     source,
 )
-from studies.reproduce.measures import Downstream
 from studies.reproduce.table import DEMO, PAPER, SMALLEST, Size, Study
 
 ROUNDS = {PAPER: 25, DEMO: 3, SMALLEST: 1}

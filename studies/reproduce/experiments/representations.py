@@ -117,7 +117,7 @@ RECALL = Study(
     sources=COLLECTIONS,
     differs=NO_PIE,
     stands_in="The public set of the built-in cohort stands in for COCO, its test split for the "
-    "1K test set; 2, 2 and 1 sites for 15, 10 and 10.",
+    "1K test set, and nothing for the 5K one; 2, 2 and 1 sites for 15, 10 and 10.",
 )
 
 
