@@ -11,9 +11,11 @@ import os
 import posixpath
 import re
 import sys
+from html import unescape
 from pathlib import Path
 from typing import Any
 
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -63,8 +65,24 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """The page without the marks of code that need no colour: names, numbers, operators, spaces."""
+    """The page with its formulas as MathML, which browsers draw themselves, and less markup of code.
+
+    Names, numbers, operators and spaces need no colour.
+    """
+    html = re.sub(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', drawn, html, flags=re.DOTALL)
     return re.sub(r'<span class="(?:w|n|p|o|nn|bp|fm|nc|nf|nd|nb|mi|mf|kc|ow|gp)">([^<]*)</span>', r"\1", html)
+
+
+def drawn(formula: re.Match[str]) -> str:
+    """A formula of a page, in LaTeX between ``$`` or ``$$``, as MathML; one on a line of its own scrolls if it is wide.
+
+    A bar of a norm is as high as a letter, and a little space follows log.
+    """
+    block = formula[1] == "div"
+    made = convert(unescape(formula[2]), display="block" if block else "inline")
+    made = made.replace("<mo>&#x02016;", '<mo stretchy="false">&#x02016;')
+    made = made.replace("<mi>log</mi>", '<mi>log</mi><mspace width="0.17em" />')
+    return f'<div class="formula">{made}</div>' if block else made
 
 
 def links(page: Path) -> set[Path]:

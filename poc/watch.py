@@ -1,4 +1,4 @@
-"""Follows a job to its end: a line per phase with every site's loss and recall. Exit code 0 if the job completed.
+"""Watches a job to its end: a line per phase with every site's loss and recall. Exit code 0 if the job completed.
 
 It asks every two seconds, so a shorter phase may go unseen; the run's metrics.csv has them all.
 

@@ -145,7 +145,10 @@ def test_every_command_that_is_named_exists() -> None:
     for page in [*PAGES, *GUIDES]:
         text = page.read_text(encoding="utf-8")
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-        for command in [*commands(text), *re.findall(r"`([^`\n]+)`", text)]:
+        lines = [
+            line for _, block in blocks(re.sub(r"(?m)^ +", "", text)) for line in block.replace("\\\n", "").splitlines()
+        ]
+        for command in [*(line.removeprefix("$ ") for line in lines), *re.findall(r"`([^`\n]+)`", text)]:
             if re.match(r"fedvlp [a-z]", command):
                 assert unknown(command) == [], command
             if re.match(r"make [a-z-]+$", command):

@@ -1,4 +1,4 @@
-"""Whether CreamFL's sites have anything to teach its server, and whom the server listens to.
+"""Whether CreamFL's sites have anything to teach its server, and which sites get weight.
 
     python studies/programs/creamfl_teachers.py [--seeds 0-4] [--rows creamfl creamfl-many]
 
@@ -206,7 +206,7 @@ def report(shown: Sequence[str], rows: Table) -> str:
 
 
 def weights(shown: Sequence[str], rows: Table) -> str:
-    """The Markdown table of whom the server listens to, of the rows that have it."""
+    """The Markdown table of the weights of the sites, of the rows that have it."""
     names = (COSINE, WEIGHT)
     body = [[row, *(mean(rows, row, name, 2) for name in names)] for row in shown if rows.has(row, WEIGHT)]
     return table(["row", *names], body)

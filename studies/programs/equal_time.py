@@ -10,7 +10,8 @@ rows, its v_i on 512 records; over FedAvg's with as many encoder steps.
 Else ``fedavg-short``: the ledger's FedAvg with as many steps in all, so as much time, in rounds of 12 steps, AdamW's
 moments kept at the sites; it is evaluated after its last round alone. It takes 30 exchanges for FedAvg's 8.
 ``-rounds``: three times as many steps, as FedAvg has in 24 rounds. ``-own-norm``: with each site's own batch
-normalisation, where the ledger has layer norm. ``fedavgm``, ``fedadam``: FedAvg with a server optimiser.
+normalisation, where the ledger has layer norm. ``fedavgm``, ``fedadam``: FedAvg with a server optimiser. ``feddra``,
+``fedrgb``: the ledger's.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ SHORT = 12
 
 def experiments(cohort: str, seed: int) -> dict[str, Experiment]:
     """The rows by name."""
-    fedavg = alignment(cohort, seed)["fedavg"]
+    ledger = alignment(cohort, seed)
+    fedavg = ledger["fedavg"]
     rounds = ROUNDS * (STEPS + fedavg.training.made_up(STEPS)) // SHORT
     method: Any = fedavg.method
     short = replace(
@@ -57,6 +59,8 @@ def experiments(cohort: str, seed: int) -> dict[str, Experiment]:
         "fedavg-short-rounds": replace(short, rounds=short_long),
         "fedavgm": replace(fedavg, rounds=momentum),
         "fedadam": replace(fedavg, rounds=replace(momentum, server_optimizer="adam", server_beta1=0.9)),
+        "feddra": ledger["feddra"],
+        "fedrgb": ledger["fedrgb"],
     }
     if short.norm_statistics == "averaged":
         for name, one in list(rows.items()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,18 @@ def test_every_preset_is_listed_once_with_a_line_of_its_own() -> None:
     row = next(line for line in printed("presets").splitlines() if "│ feddra " in line)
     assert [cell.strip() for cell in row.split("│")[3:6]] == ["ConVIRT", "5", "6"]
     assert "FedDRA (Shuai et al., 2024)" in row
+
+
+def test_what_the_line_of_a_preset_counts_is_what_its_run_has() -> None:
+    """ "35 sites, 30 rounds" """
+    rows = [[cell.strip() for cell in line.split("│")[1:6]] for line in printed("presets").splitlines() if "│" in line]
+    counted = [
+        (name, number, {"site": sites, "round": rounds}[what])
+        for name, line, _, sites, rounds in rows
+        for number, what in re.findall(r"(\d+) (site|round)s", line)
+    ]
+    assert len(counted) >= 4
+    assert [each for each in counted if each[1] != each[2]] == []
 
 
 def test_presets_of_an_installed_plugin_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

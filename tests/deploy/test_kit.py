@@ -122,6 +122,13 @@ def test_the_image_leaves_to_the_runtime_what_it_starts() -> None:
         assert "/kit/startup/sub_start.sh --once" in service["command"][2]
 
 
+NOT_THERE = {
+    "local/privacy-ledger-marker.json",  # by ClipAndNoise
+    "local/study_runtime.yaml",  # of a kit that `nvflare deploy prepare` made
+    "startup/fl_admin.sh",  # of a person's kit
+}
+
+
 def test_a_site_has_all_that_its_guide_names(copied: Path, tmp_path: Path) -> None:
     made = make(copied / "maria-hilf", PROVISIONING, tmp_path / "send")
     assert (made.role, made.name, made.server) == ("site", "maria-hilf", f"{HOST}:{PORT}")
@@ -136,10 +143,16 @@ def test_a_site_has_all_that_its_guide_names(copied: Path, tmp_path: Path) -> No
     assert "tar -xf maria-hilf.tar" in guide
     assert f"SERVER={HOST}" in guide
     assert f"TCP {PORT}" in guide
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (kit / "guide").glob("*.md"))
+    named = set(re.findall(r"(?<![\w/.*-])(?:local|docker|startup|software|guide)/\w[\w.-]*\w", pages))
+    assert len(named) > 15
+    assert {file for file in named if not (kit / file).exists()} == NOT_THERE
     linked = links(kit)
     assert linked["README.md"] == {
         "CLUSTERS.md",
         "DATA_CARD.md",
+        "DATA_FLOW.md",
+        "ENCRYPTION.md",
         "PRIVACY.md",
         "RUNBOOK.md",
         "own-data.md",

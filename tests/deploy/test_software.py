@@ -62,10 +62,10 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no wheel": (no_wheel, "exactly one wheel"),
     "no sums": (lambda folder: (folder / software.SUMS).unlink(), "no readable SHA256SUMS"),
     "no text": (lambda folder: (folder / software.SUMS).write_bytes(b"\xff"), "no readable SHA256SUMS"),
-    "a path": (line(f"{'0' * 64}  ../startup/client.key"), "no sum and name"),
-    "an absolute path": (line(f"{'0' * 64}  /etc/passwd"), "no sum and name"),
-    "a short sum": (line(f"{'0' * 63}  more"), "no sum and name"),
-    "an empty line": (line(""), "no sum and name"),
+    "a path": (line(f"{'0' * 64}  ../startup/client.key"), "is not '<SHA-256>  <file>'"),
+    "an absolute path": (line(f"{'0' * 64}  /etc/passwd"), "is not '<SHA-256>  <file>'"),
+    "a short sum": (line(f"{'0' * 63}  more"), "is not '<SHA-256>  <file>'"),
+    "an empty line": (line(""), "is not '<SHA-256>  <file>'"),
 }
 
 

@@ -380,4 +380,4 @@ def test_row_29_flares_process_asks_the_check_of_jobs_too(
 ) -> None:
     well, why = flares_rule(arrived(kit, "client", edit=BY_NAME["an executor"]), "lead")
     assert not well
-    assert "a name in the place of a path" in why
+    assert "the name of a class without its path" in why

@@ -45,6 +45,16 @@ def exact(releases: dict[float, int], delta: float) -> float:
     return float(brentq(gap, 0, 200))
 
 
+def test_the_price_that_the_page_names() -> None:
+    page = " ".join((Path(__file__).parents[2] / "provisioning" / "PRIVACY.md").read_text(encoding="utf-8").split())
+    assert (
+        f"`clip` 2.5 and `noise_multiplier` 8 (epsilon {epsilon({8: 25}, 1e-5):.1f} after 25 rounds, delta 1e-5)"
+        in page
+    )
+    assert f"a site's noise has a norm of {round(8 * 2.5 * 1.5e6**0.5, -2):,.0f}" in page
+    assert f"(0.0003) spends an epsilon of {epsilon({0.0003: 1}, 1e-5) / 1e6:.0f} million a round" in page
+
+
 def test_epsilon_is_an_upper_bound_close_to_the_exact_one() -> None:
     for releases in [{2.0: 1}, {8.0: 1}, {8.0: 25}, {40.0: 25}, {20.0: 3, 8.0: 2}, {400.0: 10}, {100.0: 1000}]:
         for delta in [1e-5, 1e-7]:

@@ -1,6 +1,6 @@
 """The tests that show what the hospitals' pages say: a page of the site (docs/hooks.py), which has them as sentences.
 
-Guards and attacks are those of docs/security.md, parties those of provisioning/PRIVACY.md, by their names there.
+Guards and attacks are those of docs/security.md, parties those of provisioning/DATA_FLOW.md, by their names there.
 """
 
 from __future__ import annotations

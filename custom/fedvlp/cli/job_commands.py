@@ -147,7 +147,7 @@ def jobs_keep(
     every: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 10.0,
     patience: Annotated[float, typer.Option(min=0, help="Seconds that a finding must last.")] = 60.0,
 ) -> None:
-    """Follows a job to its end and submits it again when its server dies, it ends early or a lost site is back."""
+    """Watches a job to its end, and resubmits it when its server dies, it ends early or a lost site is back."""
     from fedvlp.flare.job_supervisor import supervise
 
     verdict = supervise(kit, job_id, partial(print, flush=True), attempts=attempts, every=every, patience=patience)

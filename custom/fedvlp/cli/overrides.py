@@ -95,7 +95,7 @@ def given(context: typer.Context, read: Collection[str] = ()) -> dict[str, str]:
 
 
 def typed_again(accept_phi_risk: bool, accept_phi_kind: list[str] | None, plugins: list[str] | None) -> list[str]:
-    """The words by which a command that goes on accepts what this one does, with the same plugins."""
+    """The words by which a resumed command accepts what this one does, with the same plugins."""
     words = ["--accept-phi-risk"] * accept_phi_risk
     words += [word for kind in accept_phi_kind or () for word in ("--accept-phi-kind", kind)]
     return words + [word for plugin in plugins or () for word in ("--plugin", plugin)]
@@ -104,7 +104,7 @@ def typed_again(accept_phi_risk: bool, accept_phi_kind: list[str] | None, plugin
 def resumed(
     context: typer.Context, run: Path, preset: str | None, read: Collection[str], option: str
 ) -> tuple[RunFolder, Experiment]:
-    """The run that ``--resume`` goes on with, and what it was started with.
+    """The run that ``--resume`` continues, and what it was started with.
 
     ``read``: the options that count there as well. ``option``: how the command calls its ``preset``. Raises ValueError
     for any other option, and for the preset of another run.
@@ -224,7 +224,7 @@ def _by_the_papers(data: Any) -> Any:
 
 
 def _own_cohort(experiment: Experiment) -> SyntheticCohort | None:
-    """The built-in cohort of the experiment's preset, which "synthetic" names; None where it has that already.
+    """The synthetic cohort of the experiment's preset, which "synthetic" names; None where it has that already.
 
     It has others where it is another run's, or on another run's terms.
     """
@@ -305,7 +305,7 @@ def records_of(data: str, image_size: int) -> Source:
 
 
 def source_of(data: str | None, image_size: int) -> Source | None:
-    """The data set of ``--data``, decoded to squares of so many pixels; None for the preset's own built-in cohort.
+    """The data set of ``--data``, decoded to squares of so many pixels; None for the preset's own synthetic cohort.
 
     SOURCE:FOLDER reads a collection as it was published in that folder; SOURCE:FILE its table alone, without images.
     Settings of the source may follow: mimic_cxr:FOLDER,suffix=dcm. Raises ValueError for an unknown source or setting,
@@ -367,7 +367,7 @@ def stored(source: Any, cache: Path | None) -> Any:
     if cache is None:
         return source
     if not hasattr(source, "cache"):
-        raise ValueError("--cache is for data sets of image files; the built-in cohorts are drawn anew in each run")
+        raise ValueError("--cache is for data sets of image files; the synthetic cohorts are drawn anew in each run")
     return replace(source, cache=str(cache.absolute()))
 
 

@@ -1,4 +1,4 @@
-"""What a person is told when Ctrl-C or SIGTERM stops a command: the one that goes on."""
+"""What a person is told when Ctrl-C or SIGTERM stops a command: the one that resumes it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Stopped(BaseException):
 
 
 def goes_on_with(*words: str) -> None:
-    """From here on, what is done is not lost when the command stops: these ``words`` go on with it."""
+    """From here on, what is done is not lost when the command stops: these ``words`` resume it."""
     _again[:] = words
 
 
 def goes_on_as_typed() -> None:
-    """The same for a command that finds what it has done, and goes on there."""
+    """The same for a command that resumes from finished work when it is typed again."""
     goes_on_with("fedvlp", *sys.argv[1:])
 
 

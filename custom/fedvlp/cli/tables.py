@@ -232,7 +232,7 @@ def _retrieval(name: str, figures: dict[str, dict[str, float]]) -> Table:
 
 
 def _area(key: str) -> tuple[str, str] | None:
-    """(split, finding) of an area of the server's; None for any other key."""
+    """(split, finding) of an AUC of the server's; None for any other key."""
     parsed = names.parse_auc(key)
     for split in ("test", "val"):
         if parsed and parsed[0] == of_server(split):
@@ -241,7 +241,7 @@ def _area(key: str) -> tuple[str, str] | None:
 
 
 def _areas(name: str, figures: dict[str, dict[str, float]]) -> Table:
-    """Areas of the server's model on the public set, on the test split where that was measured."""
+    """AUCs of the server's model on the public set, on the test split where that was measured."""
     from rich.table import Table
     from rich.text import Text
 
@@ -290,7 +290,7 @@ class RunBar:
 
     @contextmanager
     def showing(self, progress: Progress) -> Iterator[None]:
-        """The bar, while ``progress`` goes on."""
+        """The bar, while ``progress`` runs."""
         if not self.console.is_terminal:
             yield
             return

@@ -345,7 +345,7 @@ def in_site_order(
 ) -> Iterator[tuple[str, Reply]]:
     """Yields (site, reply) in the order of ``sites``, each as soon as all before it have come; early ones wait.
 
-    Only a site's first reply counts, and none of a stranger; the log names the others. A large update
+    Only a site's first reply counts, and none of an unknown site; the log names the others. A large update
     waits on disk in the folder ``spool``, so that one update is resident at a time whichever site is slow.
     """
     waiting: dict[str, Callable[[], Reply]] = {}

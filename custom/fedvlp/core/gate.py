@@ -82,7 +82,7 @@ def _check_header(update: Update, max_samples: int) -> str | None:
 
 
 def _check_scalars(update: Update, probes: tuple[str, ...]) -> str | None:
-    """A scalar may be nan (the site cannot know it) but not be left out: the method would go on without it, unsaid."""
+    """A scalar may be nan (the site cannot know it) but not be left out: the method would continue without it."""
     scalars = update.scalars
     if not isinstance(scalars, dict):
         return f"scalars is a {type(scalars).__name__}, expected a dictionary"

@@ -159,7 +159,7 @@ class SiteHooks(Schedule):
         """What the server must know of the received model on this site's data, by the names of ``probes``.
 
         Called in eval mode, in the first phase of a round and in the last evaluation; nan where it cannot be known.
-        What it returns by other names is for people, as are ``figures``.
+        What it returns by other names is a metric, as are ``figures``.
         """
         return {}
 

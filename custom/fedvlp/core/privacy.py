@@ -137,7 +137,10 @@ def refuse_named(update: State, received: Mapping[str, Tensor], patterns: Iterab
         if is_mistake(pattern, {*received, *update}):
             raise PrivacyError(
                 f"the forbidden name {pattern!r} matches no tensor of this model; correct the site's list",
-                public="a name that the site forbids matches no tensor of this model; it corrects its list",
+                public=(
+                    "a name on this site's list of forbidden tensors matches no tensor of this model; its engineer "
+                    "corrects the list"
+                ),
             )
         forbidden = sorted(name for name in update if is_named(name, pattern))
         if forbidden:

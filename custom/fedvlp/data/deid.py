@@ -207,7 +207,7 @@ def _collapsed(report: str) -> str:
 
 
 def _goes_on(letter: str, before: str) -> bool:
-    """Whether ``letter`` goes on with a run of whitespace that it does not begin."""
+    """Whether ``letter`` continues a run of whitespace that it does not begin."""
     return letter.isspace() and before.isspace()
 
 

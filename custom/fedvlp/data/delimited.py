@@ -1,4 +1,4 @@
-"""Tables as hospitals export them: encoding, delimiter and columns are told from the file, or asked for; no guesses.
+"""Tables as hospitals export them: encoding, delimiter and columns are detected, or asked for; no guesses.
 
 Errors hold numbers of lines and names of settings, and nothing of the file.
 """
@@ -65,9 +65,9 @@ class DelimitedTable:
 
 
 def read(raw: bytes, wanted: Collection[str], encoding: str = "", delimiter: str = "") -> DelimitedTable:
-    """The table of a file's bytes. ``wanted``: names of columns to look for; "" for what is told from the file.
+    """The table of a file's bytes. ``wanted``: names of columns to look for; "" for what is detected.
 
-    Raises ValueError for bytes that are no text of one encoding, for a delimiter that cannot be told or is not one
+    Raises ValueError for bytes that are no text of one encoding, for a delimiter that cannot be detected or is not one
     character, for what ``rows`` refuses, and for a column that is there twice.
     """
     text, known = decoded(raw, encoding)

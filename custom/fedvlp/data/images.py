@@ -1,6 +1,6 @@
 """Image files of a data set, by the names that its table has for them, to uint8 squares, through the cache.
 
-Chest films are grey, [S, S]. Photographs may be in colour, [S, S, 3]: red, green and blue.
+Chest images are grey, [S, S]. Photographs may be in colour, [S, S, 3]: red, green and blue.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ImageNames:
         return list({path.resolve(): None for path in paths if path.is_file()})
 
     def _named(self, folder: Path, name: str) -> list[str]:
-        """What ``folder`` holds by this name; if nothing, by that of an image, as of films that were converted."""
+        """What ``folder`` holds by this name; if nothing, by that of an image, as of images that were converted."""
         listing, path = self._listing(folder), Path(name)
         bare = path.stem if path.suffix.lower() in SUFFIXES else name
         return listing.get(_folded(name)) or [
@@ -199,9 +199,9 @@ def films(
     """Reader of the images in ``files`` at ``size`` x ``size`` pixels; ``ids`` name them, wherever the files are.
 
     The key of a cache on disk is made of ``source``, the ids, each file's length and time of change, the image size,
-    the version of decoding, ``colour``, whether films are searched for ``burned_in`` text, and, unless all files are
+    the version of decoding, ``colour``, whether images are searched for ``burned_in`` text, and, unless all files are
     ``PLAIN``, the decoders that are installed. So a cache is used again after the folder of the images has moved, and
-    built again after a file has changed, or after a decoder was installed that films were left out for. ``cache`` None
+    built again after a file has changed, or after a decoder was installed that images were left out for. ``cache`` None
     decodes in memory at first use. Errors are those of ``cached_images`` and ``film``.
     """
     check_choice(burned_in)
@@ -227,7 +227,7 @@ def films(
 
 
 def unsearched(burned_in: str, count: int, source: str) -> dict[str, int]:
-    """For a summary: how many of ``count`` films came in without anybody having looked for text in their pixels.
+    """For a summary: how many of ``count`` images came in without anybody having looked for text in their pixels.
 
     Warns where that is for want of the extra.
     """

@@ -66,7 +66,7 @@ class SiteData:
     """The records of one site. A split is read and tokenised when it is first asked for, and stays in memory.
 
     Images that take more than ``IN_MEMORY`` are not held: each batch is then read from the cache's files.
-    Batches are on ``device``, by default the CPU. To a GPU films travel as the bytes that they are, a quarter of what
+    Batches are on ``device``, by default the CPU. To a GPU images travel as the bytes that they are, a quarter of what
     the model reads, and are cropped and normalised there, by what is drawn here.
     ``modalities`` says which of "image" and "text" any of the site's records has; both at a site without records. A
     split may have less: ``modalities_in``.
@@ -343,7 +343,7 @@ class SiteData:
 def train_batch(images: Tensor, size: int, generator: torch.Generator) -> Tensor:
     """uint8 [B, S, S] to float32 [B, 1, size, size] in -1..1, each image cropped at random by ``generator``.
 
-    Images in colour, [B, S, S, 3], become [B, 3, size, size]. None is flipped: a chest film has a side. Nothing is
+    Images in colour, [B, S, S, 3], become [B, 3, size, size]. None is flipped: a chest X-ray has a side. Nothing is
     drawn from the generator where S equals ``size``. Raises ValueError for other images, or where S is below ``size``.
     """
     return cropped(images, size, random_corners(images, len(images), size, generator))

@@ -1,4 +1,4 @@
-"""Masks of structures from image files or boxes, laid on the pixels that ``transforms.decode`` makes of a film."""
+"""Masks of structures from image files or boxes, laid on the pixels that ``transforms.decode`` makes of an image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from fedvlp.data.radiograph import MAX_PIXELS, shape_of_file
 
 Box = tuple[float, float, float, float]
-"""Left, top, width and height of a rectangle, in shares of the side of a square film."""
+"""Left, top, width and height of a rectangle, in shares of the side of a square image."""
 
 
 OPAQUE = 128
@@ -23,7 +23,7 @@ OPAQUE = 128
 def read_mask(file: Path, size: int, film: Path | None = None) -> np.ndarray:
     """Bool [size, size] of a PNG or JPEG: where at least half of a pixel's area is inside.
 
-    Resized and padded as the film is: the longer side to ``size``, the shorter padded on both sides. With the file of
+    Resized and padded as the image is: the longer side to ``size``, the shorter padded on both sides. With the file of
     its ``film`` the mask has to have its proportions. Raises ValueError, which quotes nothing of the file, for one that
     cannot be read or has others.
     """
@@ -97,7 +97,7 @@ class BoxMasks:
     """Reader of masks that are unions of rectangles (spec 10.3), as ``Cohort.masks`` has one."""
 
     boxes: Mapping[str, Sequence[Sequence[Box]]]  # by structure, those of every row; a row without has an empty mask
-    size: int  # pixels of the films
+    size: int  # pixels of the images
 
     def __call__(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """By structure, bool [n, size, size] of ``rows`` [n]."""

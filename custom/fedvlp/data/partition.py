@@ -103,9 +103,9 @@ def dirichlet_partition(
 
 
 def _draw(codes: np.ndarray, weights: np.ndarray, sites: int, beta: float, rng: np.random.Generator) -> np.ndarray:
-    """One attempt: the site [U] of each unit. Classes are dealt in turn; a site with its fair share gets no more."""
+    """One attempt: the site [U] of each unit. Classes are assigned in turn; a site with its fair share gets no more."""
     unit_site = np.empty(len(codes), dtype=np.int64)
-    sizes = np.zeros(sites)  # rows dealt to each site so far
+    sizes = np.zeros(sites)  # rows of each site so far
     fair = weights.sum() / sites
     for code in np.unique(codes):
         members = rng.permutation(np.flatnonzero(codes == code))

@@ -1,4 +1,4 @@
-"""How films and phrases are prepared for a model: as the records of its run were, which its folder says."""
+"""How images and phrases are prepared for a model: as the records of its run were, which its folder says."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ REMEDIES = {
     "unsupported transfer syntax": "export it uncompressed",
     "needs the package pydicom": "pip install 'fedvlp[dicom]'",
 }
-"""Reason why a film cannot be used -> what to say of it."""
+"""Reason why an image cannot be used -> what to say of it."""
 
 
 class PreparationError(ValueError):
-    """A film cannot be prepared. Names its number among those given, and neither its path nor its content."""
+    """An image cannot be prepared. Names its number among those given, and neither its path nor its content."""
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Films to float32 [N, C, S, S] in -1..1 with S = ``input_size``, and phrases to words. Holds no state.
+    """Images to float32 [N, C, S, S] in -1..1 with S = ``input_size``, and phrases to words. Holds no state.
 
     C is 1, and 3 in ``colour``.
 
-    Raises ValueError unless the film is decoded at least as large as the model sees it.
+    Raises ValueError unless the image is decoded at least as large as the model sees it.
     """
 
-    longest_side: int  # pixels that the longer side of a film is resized to, and the shorter padded with zeros
+    longest_side: int  # pixels that the longer side of an image is resized to, and the shorter padded with zeros
     input_size: int  # pixels, side of the square that is cropped at the centre: what the model sees
     reports: str = AS_WRITTEN  # or CLEANED
     decoding: str = DECODING  # version of what decoding does to a file
@@ -72,7 +72,7 @@ class Preprocessing:
         return said
 
     def _described(self) -> dict[str, Any]:
-        """For grey films."""
+        """For grey images."""
         return {
             "decoding": self.decoding,
             "grey_levels": (
@@ -107,9 +107,9 @@ class Preprocessing:
         return Preprocessing(*sizes, described["reports"], str(described["decoding"]), colour)
 
     def films(self, films: Sequence[Any]) -> Tensor:
-        """float32 [N, C, S, S] of N films (``radiograph.read_film`` says of what kinds).
+        """float32 [N, C, S, S] of N images (``radiograph.read_film`` says of what kinds).
 
-        Raises PreparationError for a film that cannot be used, and where this fedvlp decodes otherwise than that which
+        Raises PreparationError for an image that cannot be used, and where this fedvlp decodes otherwise than that
         the model was trained with.
         """
         if self.outdated:
@@ -121,7 +121,7 @@ class Preprocessing:
 
     @property
     def outdated(self) -> str:
-        """A sentence where this fedvlp decodes films otherwise than that which the model was trained with; else ""."""
+        """A sentence where this fedvlp decodes images otherwise than that which the model was trained with; else ""."""
         if self.decoding == DECODING:
             return ""
         return (

@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 MAX_PIXELS = 64_000_000  # images with more are refused by their header, before decoding (decompression bombs)
 MAX_BYTES = 512 * 1024 * 1024  # larger files are not read
-BLACK, BRIGHT = 0.1, 99  # percentiles of a film's pixels that become grey levels 0 and ...
+BLACK, BRIGHT = 0.1, 99  # percentiles of an image's pixels that become grey levels 0 and ...
 BRIGHT_LEVEL = 240  # ..., so that little of what is brighter is cut off; a marker is, so that it moves nothing else
-REFERENCE = 256  # pixels: these percentiles are those of the film at this longer side, whatever size is asked for
-EVEN = 0.02  # of the film's range: rows and columns within it are a border, whatever the file calls padding
+REFERENCE = 256  # pixels: these percentiles are those of the image at this longer side, whatever size is asked for
+EVEN = 0.02  # of the image's range: rows and columns within it are a border, whatever the file calls padding
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue, by ITU-R 601, as PIL
 FORMATS = ("PNG", "JPEG", "TIFF")  # that Pillow reads here
 ORIENTATION = 0x0112  # of EXIF; 1 is upright
@@ -41,7 +41,7 @@ DICOM_TAGS = (
 
 RESCALE = ("ModalityLUTSequence", "RescaleSlope", "RescaleIntercept")  # from stored values to the detector's
 WINDOW = ("VOILUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction")  # from these to what a screen shows
-CARRY = 0.06  # of the lower bits' range; measured on films: 0.1 to 1 where bits are lacking, within 0.04 of 0 elsewhere
+CARRY = 0.06  # of the lower bits' range; measured: 0.1 to 1 where bits are lacking, within 0.04 of 0 elsewhere
 UNUSABLE = ", with a window or rescale that cannot be applied"
 
 
@@ -64,8 +64,8 @@ class _Values:
     values: np.ndarray  # [h, w], or [h, w, 3] of an image in colour
     shape: tuple[int, int]  # [H, W] of the file; more than [h, w] where it was decoded at reduced size
     invert: bool = False  # the least is white (MONOCHROME1)
-    padding: np.ndarray | None = None  # bool [h, w]: pixels that are no part of the film; None: there are none
-    stored: str = ""  # how the file holds the film, in words without any of its own
+    padding: np.ndarray | None = None  # bool [h, w]: pixels that are no part of the image; None: there are none
+    stored: str = ""  # how the file holds the image, in words without any of its own
 
 
 def read_radiograph(
@@ -73,12 +73,12 @@ def read_radiograph(
 ) -> np.ndarray:
     """Grey float32 [H, W] in 0..255, bright = dense (MONOCHROME1 is inverted).
 
-    Whatever the file and its bits, the percentiles ``BLACK`` and ``BRIGHT`` of the film without padding and border
+    Whatever the file and its bits, the percentiles ``BLACK`` and ``BRIGHT`` of the image without padding and border
     become the grey levels 0 and ``BRIGHT_LEVEL``, after the modality LUT and the first VOI window; what lies beyond
-    0..255 is cut off. So a film's levels are the same in other units, offsets and byte orders, and neither hot pixels
+    0..255 is cut off. So an image's levels are the same in other units, offsets and byte orders, and neither hot pixels
     nor a bright marker move them. With ``longest`` the longer side is resized to that many pixels, each the mean of the
     area that it covers. A JPEG is then decoded at the smallest of 1, 1/2, 1/4 and 1/8 of its size that is not below
-    this or ``REFERENCE``. ``burned_in`` reads a film whose header says that text is burned into its pixels, too.
+    this or ``REFERENCE``. ``burned_in`` reads an image whose header says that text is burned into its pixels, too.
     ``colour`` gives red, green and blue, [H, W, 3], which are equal where the file is grey. Raises
     ``UnreadableImageError``; size and frame count are checked before decoding. Raises ``ImageAccessError`` where not
     the file is to blame but its disk, its rights or the memory of this machine.
@@ -89,7 +89,7 @@ def read_radiograph(
 def read_stored(
     path: Path, longest: int | None = None, burned_in: bool = False, colour: bool = False
 ) -> tuple[np.ndarray, str]:
-    """As ``read_radiograph``, and how the file holds the film: its container, bits and photometric interpretation.
+    """As ``read_radiograph``, and how the file holds the image: its container, bits and photometric interpretation.
 
     Of a DICOM file also whether a window or rescale of it is of no use, and was left out.
     """
@@ -107,10 +107,10 @@ def shape_of_file(path: Path) -> tuple[int, int]:
 
 
 def read_film(film: Any, longest: int | None = None, colour: bool = False) -> np.ndarray:
-    """As ``read_radiograph``, of a film that somebody holds in memory, or of the path of a file.
+    """As ``read_radiograph``, of an image that somebody holds in memory, or of the path of a file.
 
     That is a pydicom ``Dataset``, a PIL image, or an array [H, W] (grey, any numbers) or [H, W, 3] (RGB, uint8). A
-    header that says that text is burned into the pixels refuses nothing here: whoever holds a film may look at it.
+    header that says that text is burned into the pixels refuses nothing here: whoever holds an image may look at it.
     Raises as ``read_radiograph`` does.
     """
     if isinstance(film, (str, os.PathLike)):
@@ -282,7 +282,7 @@ def _finished(image: _Values, longest: int | None, colour: bool) -> np.ndarray:
 
 
 def _ends(pixels: np.ndarray, image: _Values) -> tuple[float, float]:
-    """The values of the film that become 0 and ``BRIGHT_LEVEL``, in colour of its luminance.
+    """The values of the image that become 0 and ``BRIGHT_LEVEL``, in colour of its luminance.
 
     They are its percentiles ``BLACK`` and ``BRIGHT`` without padding and border; where these are equal, of all but
     padding, or the range. Refuses an image whose pixels are all equal, and one with pixels that are no numbers.
@@ -534,7 +534,7 @@ def _is_readable(header: Any, tag: str) -> bool:
 
 
 def _padding(stored: np.ndarray, header: Any) -> np.ndarray | None:
-    """Bool [H, W]: pixels that are no part of the film, as the header says; None where there are none.
+    """Bool [H, W]: pixels that are no part of the image, as the header says; None where there are none.
 
     They have PixelPaddingValue, or a value from there to PixelPaddingRangeLimit.
     """
@@ -606,7 +606,7 @@ def _fits_bits(limits: tuple[float, float], header: Any) -> bool:
 
 
 def _of_bits(native: np.ndarray, masked: np.ndarray, header: Any) -> np.ndarray:
-    """The pixels of a film whose values need more bits than the header says that they have; ``masked`` has no more.
+    """The pixels of an image whose values need more bits than the header says that they have; ``masked`` has no more.
 
     Those are right where the others hold an overlay, or no sign. Where they carry, the header is wrong: from a pixel to
     the next the lower bits begin anew when the upper ones go up by one. By HighBit the values are the upper bits then.

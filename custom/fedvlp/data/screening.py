@@ -132,7 +132,7 @@ def rows_used(summary: Summary) -> str:
 # On-disk cache of tokenised reports and of scans for identifiers, in the site's cache folder.
 #
 # A file is named by a hash of all that it was made of. Tokens are as confidential as the reports: they are for their
-# owner alone, and lie where the decoded films lie (data/cache.py).
+# owner alone, and lie where the decoded images lie (data/cache.py).
 
 
 class KeptTokens:

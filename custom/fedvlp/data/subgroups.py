@@ -11,7 +11,7 @@ AGE = "age"
 """The subgroup whose values are cut into bands."""
 
 VIEW = "view"
-"""The subgroup of how a film was taken: AP, PA, frontal, lateral."""
+"""The subgroup of how an image was taken: AP, PA, frontal, lateral."""
 
 SEX = "sex"
 """The subgroup whose values are F, M, and what a table says else."""

@@ -1,4 +1,4 @@
-"""What the file of a table is, told from its first bytes: packed, parquet and JSON are made CSV, the rest is named."""
+"""What the file of a table is, by its first bytes: packed, parquet and JSON are made CSV, the rest is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a site lets jobs do, whatever they say: which experiments, on how many records, with how much of the machine.
+"""Site-side limits on jobs: which experiments, on how many records, with how much of the machine.
 
 The numbers stand under "envelope" in the site's own ``local/fedvlp.json``. The executor keeps to them, and the site's
 outgoing filters check once more what the executor counted.
@@ -102,7 +102,7 @@ class Envelope:
     processes: int = 8  # that train together
     threads: int = 16  # of each of them
     hours: float = 24.0  # that one task may take
-    most_membership: float = 100.0  # area in percent, 50 to 100 (evaluation/audit/one_update.py); 100: not measured
+    most_membership: float = 100.0  # AUC in percent, 50 to 100 (evaluation/audit/one_update.py); 100: not measured
     least_quorum: int = 0  # sites whose updates a round of a job must need; 0: any number
     memory_gb: float = 0.0  # that training may need, as estimated (run/dry_run.py); 0: what the machine has
     image_size: int = 1024  # side of the largest images that a job may have decoded, pixels
@@ -128,7 +128,7 @@ class Envelope:
         for name in ("processes", "threads", "hours"):
             require(getattr(self, name) > 0, f"envelope.{name} is {getattr(self, name)}; it must be positive")
         most = self.most_membership
-        require(50 <= most <= 100, f"envelope.most_membership is {most}; it is an area in percent, 50 (chance) to 100")
+        require(50 <= most <= 100, f"envelope.most_membership is {most}; it is an AUC in percent, 50 (chance) to 100")
         require(self.memory_gb >= 0, f"envelope.memory_gb is {self.memory_gb}; 0 = what the machine has")
         require(self.image_size >= 1, f"envelope.image_size is {self.image_size}; at least 1")
         require(self.cache_gb > 0, f"envelope.cache_gb is {self.cache_gb}; it must be positive")
@@ -249,7 +249,7 @@ class Envelope:
         return replace(update, metrics=metrics, scalars=scalars)
 
     def refuse_telling(self, area: Interval) -> None:
-        """Raises EnvelopeError for an update of which records can be told, even at the interval's low end."""
+        """Raises EnvelopeError where even the low end of an update's membership-inference AUC is above the limit."""
         if not area.low <= self.most_membership:  # nor where it is nan
             raise EnvelopeError(
                 f"the membership-inference AUC of this update is {area.value:.1f} % ({area.low:.1f} % at least); the "
@@ -351,7 +351,7 @@ def _is_preset(experiment: Experiment, name: str) -> bool:
 
 
 def _are_data_of(experiment: Experiment, usual: Any) -> bool:
-    """Whether the data are a preset's, or of fewer studies, or a data set of the site with films as large as theirs."""
+    """Whether the data are a preset's, or of fewer studies, or a site's data set with images as large as theirs."""
     data: Any = experiment.data
     most = getattr(usual, "image_size", 0)
     if isinstance(data, NamedData):
@@ -504,7 +504,7 @@ class Watched:
 
 
 def effective(rows: list[Tensor], lengths: list[Tensor]) -> float:
-    """On how many records training rests in effect, of the ``rows`` of every batch and the ``lengths`` of its gradient.
+    """The effective sample size of an update, of the ``rows`` of every batch and the ``lengths`` of its gradient.
 
     A record weighs the sum of its shares in the gradients; the number is (sum w)^2 / sum w^2 (Kish, 1965, Survey
     Sampling, section 11.7). With even steps these are all records that were drawn. Where a huge learning rate has left

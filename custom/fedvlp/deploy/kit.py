@@ -23,10 +23,10 @@ STARTUP = {SITE: "fed_client.json", SERVER: "fed_server.json"}
 
 DOCS = ("docs/own-data.md", "docs/security.md")
 """Pages for both roles that are not in ``provisioning/`` but beside it."""
-GUIDES = {
-    SITE: ("README.md", "PRIVACY.md", "ENCRYPTION.md", "RUNBOOK.md", "CLUSTERS.md", "DATA_CARD.md", *DOCS),
-    SERVER: ("LEAD.md", "README.md", "PRIVACY.md", "ENCRYPTION.md", "RUNBOOK.md", "CLUSTERS.md", "DATA_CARD.md", *DOCS),
-}
+SITE_PAGES = (
+    "README.md", "DATA_FLOW.md", "PRIVACY.md", "ENCRYPTION.md", "RUNBOOK.md", "CLUSTERS.md", "DATA_CARD.md", *DOCS
+)  # fmt: skip
+GUIDES = {SITE: SITE_PAGES, SERVER: ("LEAD.md", *SITE_PAGES)}
 CONTAINERS = {
     SITE: ("Dockerfile", "Dockerfile.dockerignore", "site.yml", "gpu.yml"),
     SERVER: ("Dockerfile", "server.yml"),

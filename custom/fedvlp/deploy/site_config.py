@@ -1,7 +1,7 @@
 """A site's own ``local/fedvlp.json``: which data sets it offers to jobs, under which names, and where they are.
 
-A job names a data set (``NamedData("pretrain")``) and never a path; the site says what "pretrain" is. The built-in
-cohort is offered everywhere as "synthetic".
+A job names a data set (``NamedData("pretrain")``) and never a path; the site says what "pretrain" is. The
+synthetic cohort is offered everywhere as "synthetic".
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedvlp.run.site_sources import SiteSources
 
 FILE = "fedvlp.json"
 SYNTHETIC = "synthetic"
-REHEARSAL_STUDIES = 400  # of the built-in cohort at each site
+REHEARSAL_STUDIES = 400  # of the synthetic cohort at each site
 
 MODELS = "models"
 """Folder of the kit for towers of the site's own, each a folder that a job calls by its name."""
@@ -52,7 +52,7 @@ class OwnData:
         return self.screen().build()
 
     def screen(self) -> Screened:
-        """The reports, searched, before any image is decoded."""
+        """The PHI scan of the reports, before any image is decoded."""
         return screen_all([self.source], self._owned)
 
     def _owned(self, cohorts: Sequence[Cohort]) -> Cohort:

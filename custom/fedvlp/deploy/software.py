@@ -44,7 +44,7 @@ def checked_sums(folder: Path) -> dict[str, str]:
     for line in lines:
         match = LISTED.fullmatch(line)
         if match is None:
-            raise SoftwareError(f"{SUMS} has a line that is no sum and name of a file")
+            raise SoftwareError(f"{SUMS} has a line that is not '<SHA-256>  <file>'")
         listed[match[2]] = match[1]
     there = {path.name for path in folder.iterdir()} - {SUMS, SIGNATURE}
     if there != listed.keys():

@@ -1,4 +1,4 @@
-"""What in a film speaks for a phrase: a map on the film of what its pixels add to the cosine of the two, by captum.
+"""Saliency of an image-text pair: what each pixel adds to the cosine of the two, by captum.
 
 A map says what the model looks at, and not whether it is right.
 """
@@ -19,26 +19,26 @@ from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.use import BATCH, evaluating
 
 SHARE = 6
-"""The side of a film is so many times that of the square, where no other is asked for."""
+"""The side of an image is so many times that of the square, where no other is asked for."""
 
 STEPS = 128
-"""Points between the even film and the film itself at which gradients are taken. A layer norm makes the model change
-fast near an even film: on the shipped towers 32 points miss the difference of the cosines by a tenth, 128 by 1 %."""
+"""Points between the even image and the image itself at which gradients are taken. A layer norm makes the model change
+fast near an even image: on the shipped towers 32 points miss the difference of the cosines by a tenth, 128 by 1 %."""
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """A film and a phrase, and what of the film they owe their cosine to."""
+    """An image and a phrase, and what of the image they owe their cosine to."""
 
-    film: Tensor  # float32 [S, S] in -1..1, cropped as the model sees it; of a film in colour the mean of its channels
-    cosine: float  # of the whole film and the phrase, -1..1
+    film: Tensor  # float32 [S, S] in -1..1, cropped as the model sees it; in colour: the mean of its channels
+    cosine: float  # of the whole image and the phrase, -1..1
     added: Tensor  # float32 [S, S]: what the square about each pixel adds to the cosine, as ``by`` measures it
     square: int  # pixels, side of the squares
     by: str  # a key of ``MAPS``
 
     @property
     def peak(self) -> tuple[int, int]:
-        """Row and column of the pixel about which the film speaks most for the phrase."""
+        """Row and column of the pixel about which the image speaks most for the phrase."""
         row, column = divmod(int(self.added.argmax()), self.added.shape[1])
         return row, column
 
@@ -66,11 +66,11 @@ def within(result: Attribution, mask: Tensor) -> str:
 def attribution(
     model: DualEncoder, film: Any, phrase: str, by: str = "occlusion", square: int | None = None
 ) -> Attribution:
-    """The map of a film for a phrase. ``by``: a key of ``MAPS``. ``square``: pixels, default a sixth of the side.
+    """The map of an image for a phrase. ``by``: a key of ``MAPS``. ``square``: pixels, default a sixth of the side.
 
     ``film`` and ``phrase`` as ``encode_image`` and ``encode_text`` take them. Raises ValueError as these do, for
-    another ``by``, for a square that is not 2 pixels to the side of the film, and for a classifier, which compares no
-    films with texts.
+    another ``by``, for a square that is not 2 pixels to the side of the image, and for a classifier, which compares no
+    images with texts.
     """
     model.require_comparable("explain")
     if by not in MAPS:
@@ -98,7 +98,7 @@ Cosines = Callable[[Tensor], Tensor]
 
 
 def by_occlusion(cosines: Cosines, film: Tensor, square: int) -> Tensor:
-    """[S, S]: by how much the cosine falls when a square that holds the pixel has the film's mean grey level, mean.
+    """[S, S]: by how much the cosine falls when a square that holds the pixel has the image's mean grey level, mean.
 
     Occlusion sensitivity (Zeiler and Fergus, 2014, https://arxiv.org/abs/1311.2901, section 4.2). Squares overlap by
     half. It asks the model as it is, so it serves every image tower.
@@ -111,10 +111,10 @@ def by_occlusion(cosines: Cosines, film: Tensor, square: int) -> Tensor:
 
 
 def by_gradients(cosines: Cosines, film: Tensor, square: int) -> Tensor:
-    """[S, S]: what the pixels of the square about each pixel add to the cosine, against a film of its mean grey level.
+    """[S, S]: what the square about each pixel adds to the cosine, against an image of its mean grey level.
 
     Integrated gradients (Sundararajan et al., 2017, https://arxiv.org/abs/1703.01365, eq. 1): those of all pixels sum
-    to the difference of the two films' cosines. They are summed over squares, as those of single pixels are speckles.
+    to the difference of the two images' cosines. They are summed over squares, as those of single pixels are speckles.
     """
     from captum.attr import IntegratedGradients
 
@@ -135,7 +135,7 @@ def draw(result: Attribution, path: Path) -> None:
 
 
 def drawn(result: Attribution) -> bytes:
-    """The film beside the same film with the map on it, as a PNG."""
+    """The image beside the same image with the map on it, as a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.2), layout="constrained")

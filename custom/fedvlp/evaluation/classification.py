@@ -21,12 +21,12 @@ RARE = 0.1
 class AUC:
     """Areas under the ROC curve, 0..1."""
 
-    by_label: dict[str, float]  # finding -> area
+    by_label: dict[str, float]  # finding -> AUC
     rare: tuple[str, ...]  # those of ``by_label`` that are rare (``RARE``)
-    skipped: tuple[str, ...]  # findings without an area: their known labels are all alike, or there are none
+    skipped: tuple[str, ...]  # findings without an AUC: their known labels are all alike, or there are none
 
     def macro(self, names: Sequence[str] | None = None) -> float | None:
-        """Unweighted mean area, 0..1, over the findings ``names`` (None: all) that have one; None where none has."""
+        """Unweighted mean AUC, 0..1, over the findings ``names`` (None: all) that have one; None where none has."""
         values = [value for name, value in self.by_label.items() if names is None or name in names]
         return sum(values) / len(values) if values else None
 
@@ -73,7 +73,7 @@ def rank_sum_auc(scores: Tensor, truth: Tensor) -> float:
 
 
 def auc(scores: Tensor, targets: Tensor, names: Sequence[str]) -> AUC:
-    """Area per finding from scores [N, L] and targets [N, L] in {1, 0, nan: unknown, left out}.
+    """AUC per finding from scores [N, L] and targets [N, L] in {1, 0, nan: unknown, left out}.
 
     ``names`` are the L findings. Raises ValueError where shapes or names do not fit, and for a score that is nan.
     """
@@ -138,7 +138,7 @@ class Classification:
         return metrics
 
     def measure(self, client: Any, split: str) -> dict[str, float]:
-        """Name -> area on one split."""
+        """Name -> AUC on one split."""
         areas = self.areas(client, split)
         figures = means(areas) | areas.by_label
         if client.data.modalities_in(split) == MODALITIES:
@@ -148,13 +148,13 @@ class Classification:
         return {metric_names.auc(split, name): value for name, value in figures.items()}
 
     def areas(self, client: Any, split: str, without: str | None = None) -> AUC:
-        """The areas on one split, of the model as it is or with a modality zeroed."""
+        """The AUCs on one split, of the model as it is or with a modality zeroed."""
         batches = client.data.batches(split, self.batch_size, drop_last=False)
         scores, targets = predict(client.model, client.objective, batches, without)
         return auc(scores, targets, client.model.config.labels)
 
 
 def means(areas: AUC) -> dict[str, float]:
-    """The macro and the rare mean of areas, where they exist."""
+    """The macro and the rare mean of AUCs, where they exist."""
     macro_and_rare = {metric_names.MACRO: areas.macro(), metric_names.RARE: areas.macro(areas.rare)}
     return {name: value for name, value in macro_and_rare.items() if value is not None}

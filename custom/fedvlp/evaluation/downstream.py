@@ -25,7 +25,7 @@ VAL_SHARE = 0.2
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Rows of a cohort by split, none of a test film among those that are trained on."""
+    """Rows of a cohort by split, none of a test image among those that are trained on."""
 
     train: np.ndarray  # [n] int64
     val: np.ndarray  # rows that choose when training stops
@@ -46,7 +46,7 @@ def records(cohort: Cohort, usable: np.ndarray | None = None, seed: int = 0) -> 
     """The rows with an image (and ``usable`` [N] bool) of each split.
 
     Data without a validation split get one: a fifth of the training patients. The cohort has no patient in two splits;
-    the same film under two names is found by its pixels, and left out of training. Raises ValueError where a split
+    the same image under two names is found by its pixels, and left out of training. Raises ValueError where a split
     has no row then.
     """
     allowed = cohort.has_image() if usable is None else cohort.has_image() & usable
@@ -89,7 +89,7 @@ def never_said(cohort: Cohort) -> np.ndarray:
     """[N, L] bool: labels that no record of the row's site has, as those of another data set that was joined.
 
     A blank label is one that a report does not mention, which may count as absent. Where nobody was asked for it, it
-    would make every film of that site a negative one: a score that knows the site alone would seem to know the finding.
+    would make every image of that site a negative one: a score that knows only the site would seem to know the finding.
     """
     blank, sites = np.isnan(cohort.labels), np.asarray(cohort.sites or [""] * len(cohort))
     never = np.zeros_like(blank)

@@ -1,6 +1,6 @@
 """95 % intervals: Student's t over paired seeds, and the bootstrap over the patients whose records were measured.
 
-Films of one patient are alike, so a resample of the bootstrap (Efron, 1979, doi:10.1214/aos/1176344552; percentiles)
+Images of one patient are alike, so a resample of the bootstrap (Efron, 1979, doi:10.1214/aos/1176344552; percentiles)
 draws patients and takes all of a patient's records as often as it drew him. A figure of a resample is a function of how
 often each record is in it: ``Figure``. With other patients a figure would move that far; how far another seed of the
 training would move it, the bootstrap does not say.
@@ -93,7 +93,7 @@ def resampled(patients: Sequence[Hashable], resamples: int, seed: int) -> Iterat
 def bootstrap(figure: Figure, patients: Sequence[Hashable], resamples: int = 1000, seed: int = 0) -> Interval:
     """The figure of N records and its interval. ``patients`` [N]: the patient of each.
 
-    Resamples without the figure (of one class alone, for an area) are left out. Raises ValueError without a record.
+    Resamples without the figure (of one class alone, for an AUC) are left out. Raises ValueError without a record.
     """
     if not patients:
         raise ValueError("bootstrap: no record; expected at least one; measure on a split that has records.")
@@ -192,7 +192,7 @@ def of_worst(values: np.ndarray, least: float = 0.0, most: float = 100.0) -> Int
     have that bias twice, and the reflection takes it back, where sites are alike. Where one site is clearly the worst
     there is no bias, the percentiles are right, and the reflection would bring one in. Which it is nobody knows, so the
     interval holds both: as far to either side of the value as the farther percentile lies. It is cut to what the figure
-    can be, ``least`` to ``most``. Of ten and more sites that are equally good it still tends to lie too low.
+    can be, ``least`` to ``most``. With ten or more equal sites it is still biased low.
     """
     drawn = of_draws(values)
     reach = max(drawn.value - drawn.low, drawn.high - drawn.value)
@@ -209,7 +209,7 @@ def of_worst(values: np.ndarray, least: float = 0.0, most: float = 100.0) -> Int
 
 @dataclass(frozen=True)
 class DeLong:
-    """Two areas on the same records, 0..1, and the test of their difference."""
+    """Two AUCs on the same records, 0..1, and the test of their difference."""
 
     one: float
     other: float

@@ -117,7 +117,7 @@ class LinearProbe:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is told apart: L classes, and the target of every row of a cohort."""
+    """What is classified: L classes, and the target of every row of a cohort."""
 
     names: tuple[str, ...]
     targets: Tensor  # [N, L] float64 in {1, 0, nan: neither trained on nor judged}
@@ -261,7 +261,7 @@ class ProbeResult:
     records: int  # that a head was trained on
     accuracy: Interval  # percent
     accuracy_std: float  # population standard deviation over the seeds
-    auc: Interval | None  # macro area, 0..1, over classes that have both kinds of records; None where none has
+    auc: Interval | None  # macro AUC, 0..1, over classes that have both kinds of records; None where none has
     auc_std: float
     calibration: float  # expected error, 0..1: of the class that is named, or mean over findings
     majority: float  # percent, the accuracy of the answer that is most frequent in the training split
@@ -288,7 +288,7 @@ class OfSubgroup:
     records: int
     patients: int
     accuracy: Interval  # percent, over resamples of these patients
-    auc: Interval | None  # macro area, 0..1; None where no class has both kinds of records
+    auc: Interval | None  # macro AUC, 0..1; None where no class has both kinds of records
 
 
 @dataclass(frozen=True, eq=False)
@@ -361,7 +361,7 @@ def accuracy_of(task: Task, probabilities: Tensor, truth: Tensor) -> Figure:
 
 
 def areas_of(probabilities: Tensor, truth: Tensor) -> list[Figure]:
-    """The area of each class of probabilities and truth [N, L] that has both kinds of records."""
+    """The AUC of each class of probabilities and truth [N, L] that has both kinds of records."""
     return [
         area_of(scores, target)
         for scores, target in zip(probabilities.T, truth.T, strict=True)
@@ -450,7 +450,7 @@ def _by_subgroup(probed: Probed, subset: str, by: str, values: np.ndarray, resam
 
 @dataclass(frozen=True)
 class Difference:
-    """One model's area for a class minus another's, on the same test records; scores are means over the seeds."""
+    """One model's AUC for a class minus another's, on the same test records; scores are means over the seeds."""
 
     subset: str
     label: str

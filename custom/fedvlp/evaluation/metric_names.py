@@ -26,7 +26,7 @@ AVERAGE, WORST, DISPARITY = "average", "worst", "disparity_population_std"
 """Figures over sites: unweighted mean, minimum, population standard deviation."""
 
 MACRO, RARE = "macro", "rare"
-"""Means of the areas: over all findings, and over the rare ones."""
+"""Means of the AUCs: over all findings, and over the rare ones."""
 
 IMAGE_WEIGHT = "classifier/image"
 """The modality bias of a classifier: 0.5 is none."""
@@ -61,7 +61,7 @@ def is_recall(name: str) -> bool:
 
 
 def is_impossible(name: str, value: float) -> bool:
-    """Whether no evaluation can give this figure: a recall outside of 0..100, an area outside of 0..1."""
+    """Whether no evaluation can give this figure: a recall outside of 0..100, an AUC outside of 0..1."""
     most = 100.0 if is_recall(name) else 1.0 if parse_auc(name) else math.inf
     return math.isfinite(most) and not 0.0 <= value <= most
 
@@ -82,12 +82,12 @@ def without(mean: str, modality: str) -> str:
 
 
 def is_mean(finding: str) -> bool:
-    """Whether the "finding" of an area is a mean over findings, of the whole model or of one without a modality."""
+    """Whether the "finding" of an AUC is a mean over findings, of the whole model or of one without a modality."""
     return finding.partition(_WITHOUT)[0] in (MACRO, RARE)
 
 
 def parse_auc(name: str) -> tuple[str, str] | None:
-    """(split, finding) of the name of an area; None for any other name. A prefix such as ``server/`` stays."""
+    """(split, finding) of the name of an AUC; None for any other name. A prefix such as ``server/`` stays."""
     split, separator, finding = name.partition(_AUC)
     return (split, finding) if separator else None
 

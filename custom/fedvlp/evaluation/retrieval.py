@@ -224,7 +224,7 @@ class _Tiles:
     def scores(self, rows: slice, columns: slice, store: bool = False) -> Tensor:
         """Scores [R, C] of a tile, valid until the next call; the same tile has the same bits every time.
 
-        ``store`` saves them, while there is room, for the next request of this tile.
+        ``store`` saves them, while memory allows, for the next request of this tile.
         """
         key, shape = (rows.start, columns.start), (rows.stop - rows.start, columns.stop - columns.start)
         if key in self._stored:
@@ -350,7 +350,7 @@ def _group_indices(groups: Groups, pairs: int) -> Tensor:
 # Whole-set retrieval beside what knowing the source alone would give (spec 0 Z11): chance, oracle, within sources.
 #
 # Where records come from several sources, telling the sources apart already finds some pairs. The **source oracle**
-# knows only which source a film and a text come from and guesses within it: a query of a source with n candidates is
+# knows only which source an image and a text come from and guesses within it: a query of a source with n candidates is
 # found among its first k with probability min(1, k / n). A recall below the oracle's shows nothing but sources.
 
 EVERYTHING, WITHIN = "all", "within sources"
@@ -363,7 +363,7 @@ class RecallRow:
 
     scope: str  # "all" candidates, those "within sources" (each query's own), or "within NAME" for the queries of one
     k: int
-    queries: int  # films, and as many texts
+    queries: int  # images, and as many texts
     recall: Interval  # over resamples of the patients; the candidates stay
     chance: float  # of a random order
     oracle: float  # the source oracle's; within sources it is chance

@@ -243,15 +243,15 @@ def fit(settings: Segmentation, model: Any, train: Films, val: Films, seed: int,
 
 @dataclass(frozen=True)
 class DiceResult:
-    """The decoders of one subset size on the test films; figures in percent, means over the seeds."""
+    """The decoders of one subset size on the test images; figures in percent, means over the seeds."""
 
     subset: str
     records: int  # that a decoder was trained on
-    dice: Interval  # over all films
+    dice: Interval  # over all images
     dice_std: float  # population standard deviation over the seeds
-    positives: Interval  # over films with the structure; nan where none has it
-    empty: float  # share of test films without it, which is the Dice of a predictor that finds nothing
-    mean_mask: Interval  # Dice of the training split's mean mask at 0.5, whatever the film
+    positives: Interval  # over images with the structure; nan where none has it
+    empty: float  # share of test images without it, which is the Dice of a predictor that finds nothing
+    mean_mask: Interval  # Dice of the training split's mean mask at 0.5, whatever the image
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,9 +264,9 @@ class Segmented:
 
 
 def segmentation(settings: Segmentation, model: Any, cohort: Cohort, steps: int | None = None) -> Segmented:
-    """Trains decoders on the frozen image tower of ``model``, a DualEncoder, and judges them on the test films.
+    """Trains decoders on the frozen image tower of ``model``, a DualEncoder, and judges them on the test images.
 
-    Raises ValueError where the data have no masks of the structure, or a split no films.
+    Raises ValueError where the data have no masks of the structure, or a split no images.
     """
     rows = records(cohort)
     train, val, test = (Films.read(cohort, chosen, settings.structure) for chosen in (rows.train, rows.val, rows.test))

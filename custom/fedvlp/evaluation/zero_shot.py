@@ -31,10 +31,10 @@ from fedvlp.models.selector import Selector
 
 # Sentences that name a class, for zero-shot classification: severity x kind x location, by class (spec 10.4).
 #
-# The words of COVID-19 are what radiologists saw on the first films of 96 patients: ground-glass opacities and
+# The words of COVID-19 are what radiologists saw on the first images of 96 patients: ground-glass opacities and
 # consolidations, in most patients multifocal, in both lungs and in the lower zones
 # (http://www.smj.org.sg/article/radiographic-features-covid-19-based-initial-cohort-96-patients-singapore). Those of
-# No Finding are a normal report's. PMS-FM's released code has none for a normal film beside COVID-19 (spec 10.4).
+# No Finding are a normal report's. PMS-FM's released code has none for a normal image beside COVID-19 (spec 10.4).
 
 SEVERITY = ("mild", "moderate", "severe")
 SIZE = ("small", "moderate", "large")
@@ -55,7 +55,7 @@ PROMPTS: Mapping[str, Words] = {
     "Pneumothorax": (SIZE, ("apical pneumothorax", "lateral pneumothorax", "pneumothorax"), SIDES),
     "Pneumonia": (SEVERITY, ("pneumonia", "patchy opacities, pneumonia", "infectious pneumonia"), LUNG),
 }
-"""Findings of the built-in cohort and CheXpert's competition classes: told apart wherever records have them."""
+"""Findings of the synthetic cohort and CheXpert's competition classes: classified wherever records have them."""
 
 NAMED: Mapping[str, Words] = {
     "No Finding": (
@@ -69,7 +69,7 @@ NAMED: Mapping[str, Words] = {
         ("in both lungs, covid-19", "in both lower zones, covid-19", "in the periphery of both lungs, covid-19"),
     ),
 }
-"""Classes that are told apart only where they are asked for by name: a normal film beside one disease."""
+"""Classes that are distinguished only where they are asked for by name: a normal image beside one disease."""
 
 
 def prompts(name: str, count: int, seed: int) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def tensor_bytes(state: Mapping[str, Tensor]) -> bytes:
 
 
 def frame(state: Mapping[str, Tensor], spool: Path | None = None) -> Frame:
-    """``state`` as it travels. If no file can be made (no room, or no support), bytes are sent instead."""
+    """``state`` as it travels. If no file can be made (no space, or no support), bytes are sent instead."""
     size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     if size < PIPE_BYTES:
         return tensor_bytes(state)

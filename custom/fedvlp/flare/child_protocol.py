@@ -38,7 +38,7 @@ def to_child(
 ) -> Shareable:
     """The server's task, with the site's own part; the task's headers are kept.
 
-    ``worker``: how the one that stays is found (flare/worker.py), where there is one.
+    ``worker``: how the persistent worker (flare/worker.py) is found, where there is one.
     """
     dxo = from_shareable(task)
     own = {"experiment": _parts(experiment), "paths": asdict(paths), "most_samples": most_samples}

@@ -62,7 +62,7 @@ class SentOnce(list[ClientTask]):
 
 
 class FederatedController(Controller):
-    """Runs an experiment over FLARE's sites: checkpoints after every phase, goes on where a stopped run ended.
+    """Runs an experiment over FLARE's sites: checkpoints after every phase, resumes where a stopped run ended.
 
     ``experiment`` are the fields of ``presets.Experiment``. ``task_timeout`` seconds bound every task; once the valid
     replies make the quorum, the others get ``grace`` seconds more. Raises ValueError for values that bound nothing.
@@ -130,7 +130,7 @@ class FederatedController(Controller):
             self.system_panic(reason(error), fl_ctx)
 
     def _finished_before(self, root: Path, fl_ctx: FLContext) -> RunFolder | None:
-        """The run that this job was cloned to go on with, where that has finished meanwhile, or None.
+        """The run that this job was cloned to resume, where that has finished meanwhile, or None.
 
         FLARE calls a job running for some time after its end. If its server is restarted then, the job looks as if the
         server had died under it, and `fedvlp jobs` clones it. To begin anew would train a complete run once more.

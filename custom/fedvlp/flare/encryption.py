@@ -115,7 +115,7 @@ class Cipher:
     def check(self, rows: Tensor, count: int) -> None:
         """Raises PrivacyError unless each of ``rows`` is a ciphertext that :meth:`add` can take for ``count`` values.
 
-        What was encrypted under another key of the same parameters, and which values, cannot be told here.
+        What was encrypted under another key of the same parameters, and which values, cannot be seen here.
         """
         scale = self._context.global_scale
         for index, vector in enumerate(self._vectors(rows)):
@@ -366,7 +366,7 @@ class Decrypt(Filter):
     def _refuse_leap(self, round: int, run: str, mean: Tensor) -> None:
         """Raises PrivacyError for a mean that honest changes cannot have led to."""
         if not bool(torch.isfinite(mean).all()):
-            raise PrivacyError("the mean of the sites holds values that are no numbers; nothing is trained on it")
+            raise PrivacyError("the mean of the sites holds NaN or infinite values; nothing is trained on it")
         if self._seen is None or self._seen[0] != run:
             return
         _, before, known = self._seen

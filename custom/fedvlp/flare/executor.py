@@ -122,7 +122,7 @@ class ChildExecutor(ClientAPIExecutor):
         return processes_at(local) or asked
 
     def _worker(self, fl_ctx: FLContext) -> dict[str, Any] | None:
-        """How a child of this job finds its worker, and when that makes way for another; None: there is none."""
+        """How a child of this job finds its worker, and when the worker is replaced; None: there is no worker."""
         if self._tasks == 1:
             return None
         settings = Path(SitePaths.of(fl_ctx).local) / FILE

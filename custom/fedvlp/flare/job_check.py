@@ -1,4 +1,4 @@
-"""A site's (or the server's) look at a job before any process is started for it, in the place that FLARE has for it.
+"""Checks a job at a site or the server before any process is started for it: FLARE's ``app_validator``.
 
 FLARE compares the classes of a job with ``class_allow_list`` when the job's process builds them, and writes no audit
 line when it refuses. ``JobCheck`` reads the same list when the job arrives, takes every entry for one exact class, and
@@ -192,7 +192,7 @@ class JobCheck(AppValidator):
             raise JobRefusedError(f"class {_quoted(path)} has other arguments than a job of fedvlp gives it")
         if without_path(content):
             raise JobRefusedError(
-                f"a component gives a name in the place of a path, which no list of classes has, {WHERE}"
+                f"a component gives the name of a class without its path, and the list has paths alone, {WHERE}"
             )
 
     def _refused(self, app: Path, why: str) -> str:

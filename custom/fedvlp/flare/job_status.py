@@ -1,6 +1,6 @@
-"""Going on with a job that ended or whose server died: what became of it, and the same job submitted once more.
+"""Resuming a job that ended or whose server died: what became of it, and the same job submitted once more.
 
-FLARE 2.9 cannot resume a job. The controller keeps its checkpoints outside the job (flare/controller.py) and goes on
+FLARE 2.9 cannot resume a job. The controller keeps its checkpoints outside the job (flare/controller.py) and resumes
 where the newest unfinished run of the same configuration stands, so submitting the same job again is a resumption.
 """
 

@@ -140,7 +140,7 @@ def finding(opened: Session, job_id: str, verdict: Verdict) -> str:
 def returned(opened: Session, job_id: str) -> list[str]:
     """Sites that were given this job and answer, but run it no more, although another does: they were started anew.
 
-    Where no site runs it, it is ending: FLARE tells the sites first, and the server's process goes on until the results
+    Where no site runs it, it is ending: FLARE tells the sites first, and the server's process runs until the results
     are in place. If all sites were started anew, their tasks time out and the job ends early.
     """
     deployed = opened.get_job_meta(job_id).get(JobMetaKey.JOB_DEPLOY_DETAIL.value) or []

@@ -109,7 +109,7 @@ class StartedJob(JobHandleSpec):
         self._over.wait()
 
     def terminate(self) -> None:
-        """Has the other account end it."""
+        """Asks the jobs' account to end the process."""
         with suppress(OSError):
             self._link.shutdown(socket.SHUT_WR)
 
@@ -146,7 +146,7 @@ class _Jobs(socketserver.ThreadingUnixStreamServer):
         known = {"-c", "-p", "--parent_conn_sec", "-g", "-scheme"}
         words = [*options.values(), *settings]
         if not JOB_ID.fullmatch(job) or not {*options} <= known or not all(map(_plain, words)):
-            raise JobRequestError("it is not asked for as FLARE asks")
+            raise JobRequestError("the request has other options than FLARE gives a job")
         app = Path(Workspace(str(self.kit), options["-c"]).get_app_dir(job))
         why = "it brings code" if (app / "custom").exists() else JobCheck("client").validate(str(app))[0]
         if why:

@@ -138,7 +138,7 @@ def _code(experiment: Experiment, custom: bool) -> dict[str, str]:
 
 
 def _least_sites(experiment: Experiment, sites: int) -> int:
-    """Sites without which FLARE neither begins the job nor goes on with it: the quorum, or as many as a round asks.
+    """Sites without which FLARE neither begins nor continues the job: the quorum, or as many as a round asks.
 
     Not the quorum among those that a round asks: the run has the sites that are there when it begins, and with fewer
     than that a round would not draw.

@@ -77,7 +77,7 @@ class NoiseAndEncrypt(ClipAndNoise):
         return replace(update, state={}, aux={CIPHERTEXT: rows}, metrics=metrics)
 
     def _refuse_small_quorum(self, fl_ctx: FLContext) -> None:
-        """Raises PrivacyError unless jobs here need so many sites that ``honest`` shares are in every total."""
+        """Raises PrivacyError unless ``least_quorum`` guarantees ``honest`` noise shares in every sum."""
         envelope = envelope_at(Path(fl_ctx.get_engine().get_workspace().get_root_dir()))
         least = envelope.least_quorum if envelope else 0
         if least <= self.honest:

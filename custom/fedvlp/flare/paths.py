@@ -127,7 +127,7 @@ def folder_at_site(paths: SitePaths, run: Mapping[str, str]) -> Path:
 def note_records(own: Path, fingerprint: str) -> None:
     """Notes what the site's records are, and warns where they were others earlier in the run of the folder ``own``.
 
-    A patient may have left meanwhile, so that the run goes on; how many there are is compared at the server.
+    A patient may have left meanwhile, so the run continues; how many there are is compared at the server.
     """
     from fedvlp.core.checkpoint import save_text
 

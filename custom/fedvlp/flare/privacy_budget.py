@@ -95,8 +95,8 @@ class Ledger:
             if self.path.exists():
                 raise PrivacyError(
                     public=(
-                        "the marker of this site's privacy ledger is gone, so nobody can tell whether the ledger is "
-                        "whole; restore it from a copy, nothing is sent before"
+                        "the marker of this site's privacy ledger is gone, so the ledger's completeness cannot be "
+                        "verified; restore it from a copy; until then nothing is sent"
                     )
                 )
             new = {"site": secrets.token_hex(16), "releases": 0, "link": ""}
@@ -111,14 +111,14 @@ class Ledger:
         raise PrivacyError(public="the marker of this site's privacy ledger is damaged; restore it from a copy")
 
     def _entries(self, mark: dict[str, Any]) -> list[dict[str, Any]]:
-        """The entries, each one's hash checked. Raises PrivacyError unless they go on from what the marker knows."""
+        """The entries, each one's hash checked. Raises PrivacyError unless they continue from what the marker knows."""
         made = mark["releases"]
         if not self.path.exists():
             if made:
                 raise PrivacyError(
                     public=(
                         "the privacy ledger of this site is gone, and its marker says that {made} releases were made;"
-                        " restore it from a copy, nothing is sent before"
+                        " restore it from a copy; until then nothing is sent"
                     ),
                     made=made,
                 )
@@ -130,15 +130,15 @@ class Ledger:
             if entry["link"] != last:
                 raise PrivacyError(
                     public=(
-                        "the privacy ledger of this site was altered, or is another site's; restore it from a copy, "
-                        "nothing is sent before"
+                        "the privacy ledger of this site was altered, or is another site's; restore it from a copy; "
+                        "until then nothing is sent"
                     )
                 )
         if len(entries) < made or (made and entries[made - 1]["link"] != mark["link"]):
             raise PrivacyError(
                 public=(
                     "the privacy ledger of this site is cut or an older copy: it holds {count} releases and its "
-                    "marker says {made}; restore the newest copy, nothing is sent before"
+                    "marker says {made}; restore the newest copy; until then nothing is sent"
                 ),
                 count=len(entries),
                 made=made,
@@ -158,7 +158,7 @@ class Ledger:
         except (ValueError, KeyError, TypeError):
             pass
         raise PrivacyError(
-            public="the privacy ledger of this site is damaged; restore it from a copy, nothing is sent before"
+            public="the privacy ledger of this site is damaged; restore it from a copy; until then nothing is sent"
         )
 
     @contextmanager

@@ -221,7 +221,7 @@ class SendAsReceived(FilterOfNames):
             if is_mistake(pattern, before):
                 raise PrivacyError(
                     f"the name {pattern!r} matches no tensor of this model; correct the site's list",
-                    public="a name on the site's list matches no tensor of this model; it corrects its list",
+                    public="a name on this site's list matches no tensor of this model; its engineer corrects the list",
                 )
         state = dict(update.state)
         for name in state:
@@ -257,7 +257,7 @@ class AuditOutgoing(FilterOfNames):
             if is_mistake(pattern, before):
                 raise PrivacyError(
                     f"the name {pattern!r} matches no tensor of this model; correct the site's list",
-                    public="a name on the site's list matches no tensor of this model; it corrects its list",
+                    public="a name on this site's list matches no tensor of this model; its engineer corrects the list",
                 )
         for name, tensor in {**update.state, **update.aux}.items():
             own = subject(name)

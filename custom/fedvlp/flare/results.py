@@ -24,7 +24,7 @@ HOME = "fedvlp"
 class ResultsInJob(FLComponent):
     """Copies the run into the job at its end, however that came; the last component, so that curves are complete.
 
-    The server keeps its copy, from which the same job goes on. The simulator's results need no way home.
+    The server keeps its copy, from which the same job resumes. The simulator's results need no way home.
     It takes no longer than it must: FLARE has ended the job at the sites by then, and still calls it running.
     """
 

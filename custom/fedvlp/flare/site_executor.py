@@ -36,7 +36,7 @@ OWN_FILTERS = "privacy.json"
 
 
 class SiteExecutor(Executor):
-    """Answers the tasks of a site. What a site remembers is on disk, so a restarted process goes on."""
+    """Answers the tasks of a site. What a site remembers is on disk, so a restarted process continues."""
 
     def __init__(self, settings: dict[str, Any] | None = None, **experiment: Any) -> None:
         """``experiment`` are the fields of ``presets.Experiment``, the same as the controller's.

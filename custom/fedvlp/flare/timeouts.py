@@ -37,7 +37,7 @@ class Timeouts:
                                                              three times, and so on until nothing arrives
     tensor_streaming_per_request_timeout server, site        one piece; a request that was lost is repeated after it
     tensor_min_download_timeout         server, site         the sender keeps a message for a receiver that is silent;
-                                                             longer than the receiver goes on asking (flare/
+                                                             longer than the receiver keeps asking (flare/
                                                              retrying_cell.py)
     get_task_timeout                    site                 asking for a task; its tensors come later, piece by piece
     submit_task_result_timeout          site                 handing in one result, the whole model up, a pause included

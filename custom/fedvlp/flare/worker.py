@@ -1,7 +1,7 @@
-"""A process that trains and stays: ``python -m fedvlp.flare.worker FOLDER PARENT MADE_OF TASKS``.
+"""The persistent training process: ``python -m fedvlp.flare.worker FOLDER PARENT MADE_OF TASKS``.
 
 FLARE starts a process for every task of a site: its simulator, at fewer threads than sites, and a hospital's job
-(flare/executor.py). That process hands its task on (flare/relay.py) to a worker, which stays with what takes seconds to
+(flare/executor.py). That process hands its task on (flare/relay.py) to a worker, which keeps what takes seconds to
 make: imports, records, tokens, modules. A worker is a cache: what a site remembers is on disk before it answers.
 
 A worker ends with the process ``PARENT``; after so many ``TASKS`` (0: any number); when who asked it is gone; and when
@@ -182,7 +182,7 @@ def send(connection: Connection, content: dict[str, Any], files: Files) -> None:
 
 
 def received(connection: Connection, begin: bytes) -> tuple[dict[str, Any], Files]:
-    """What :func:`send` sent, ``begin`` being its first part. Raises EOFError or OSError where that end is gone."""
+    """What :func:`send` sent, ``begin`` being its first part. Raises EOFError or OSError if the peer is gone."""
     content, counts = json.loads(begin)
     return content, {name: [connection.recv_bytes() for _ in range(count)] for name, count in counts.items()}
 

@@ -1,4 +1,4 @@
-"""FedGEMS (Cheng et al., 2021, https://arxiv.org/abs/2110.11027): the server keeps what it knows or asks the sure."""
+"""FedGEMS (Cheng et al., 2021, https://arxiv.org/abs/2110.11027): the server distils from confident sites alone."""
 
 from __future__ import annotations
 

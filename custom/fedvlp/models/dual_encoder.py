@@ -248,7 +248,7 @@ class DualEncoder(Usable, Trainee, nn.Module):
         self.image_head = seeded(seed, 4, lambda: self.new_head("image"))
         self.text_head = seeded(seed, 5, lambda: self.new_head("text"))
         self._adapt(seed)
-        self.preprocessing: dict[str, Any] = {}  # how films and phrases are prepared, as config.json says it
+        self.preprocessing: dict[str, Any] = {}  # how images and phrases are prepared, as config.json says it
         self.prompts: dict[str, tuple[str, ...]] = {}  # the model's own classes for zero-shot: sentences of each
         self.start: dict[
             str, Any
@@ -328,7 +328,7 @@ class DualEncoder(Usable, Trainee, nn.Module):
     def _junction(self, batch: Batch) -> Junction | None:
         """Where gradients of this encoding will meet in training; None where they go through one graph, uncut.
 
-        That is where they go on into the batch (FedFed's films come from its distiller), and out of training, where
+        That is where they enter the batch (FedFed's images come from its distiller), and out of training, where
         somebody may ask autograd for gradients in between.
         """
         beyond = any(batch[name].requires_grad for name in INPUTS if name in batch)

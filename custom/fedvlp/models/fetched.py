@@ -70,7 +70,7 @@ def unreachable() -> bool:
 
 @contextmanager
 def what_is_here() -> Iterator[None]:
-    """Where the hub does not answer, nothing is fetched: for a library that cannot be told."""
+    """Where the hub does not answer, nothing is fetched: for a library that has no such option."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE

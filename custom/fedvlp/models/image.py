@@ -163,7 +163,7 @@ def timm_tower(
     """Builds a timm model by name, or from a local folder in timm's layout (config.json, model.safetensors).
 
     ``vit_base_patch16_224``: 85,798,656 parameters. Weights are loaded only when ``pretrained``; without it nothing is
-    read from the network. Films are normalised by the mean and std that the folder or the published weights say.
+    read from the network. Images are normalised by the mean and std that the folder or the published weights say.
     ``in_channels`` None: those of the folder, else 3. ``saved``: the architecture of a saved model; ``name`` is then
     never a folder. Raises ValueError for an unknown name or folder, NoWeightsError where weights cannot be loaded.
     """

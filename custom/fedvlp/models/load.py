@@ -87,7 +87,7 @@ def input_size(folder: str | Path) -> int:
 
 
 def preprocessing(folder: str | Path) -> dict[str, Any]:
-    """What the folder of a model says of how films are prepared for it; empty where it says nothing.
+    """What the folder of a model says of how images are prepared for it; empty where it says nothing.
 
     Raises ValueError where there is no model.
     """

@@ -20,7 +20,7 @@ CHECKSUMS = "SHA256SUMS"
 """File with a line ``<SHA-256>  <file>`` for each file of the folder, as ``sha256sum -c`` reads it."""
 
 USE = ("preprocessing", "prompts", "frozen_statistics", "start")
-"""What config.json may say of a model's use: how films are prepared, sentences by class for zero-shot, the modules
+"""What config.json may say of a model's use: how images are prepared, sentences by class for zero-shot, the modules
 whose batch normalisation was frozen in its run, so that its statistics are no site's, and the library that it is of."""
 
 LARGEST_SUMS = 1 << 20

@@ -73,7 +73,7 @@ def both(first: Callable[[], First], second: Callable[[], Second]) -> tuple[Firs
 
 @dataclass(frozen=True)
 class Junction:
-    """Where the gradients of all projections of one encoding meet before they go on through its towers."""
+    """Where the gradients of all projections of one encoding meet before they continue through its towers."""
 
     gate: Tensor  # every projection's cut hangs on it, so autograd comes to it after the last one
     waiting: list[Arrival]
@@ -86,7 +86,7 @@ def junction() -> Junction:
 
 
 def apart(output: VLOutput, meeting: Junction) -> VLOutput:
-    """The output, whose gradients will go on from its encoding's junction, through its two towers side by side."""
+    """The output, whose gradients will continue from its encoding's junction, through its two towers side by side."""
     sides = [
         [(name, tensor) for name in names if (tensor := getattr(output, name)) is not None and tensor.requires_grad]
         for names in (IMAGE, TEXT)

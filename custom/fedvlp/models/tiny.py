@@ -239,7 +239,7 @@ def as_channels(images: Tensor, channels: int, size: int) -> Tensor:
 
 
 class Normalised(nn.Module):
-    """Films as fedvlp prepares them, (x - 0.5) / 0.5, to (x - mean) / std of each channel, as a tower expects them.
+    """Images as fedvlp prepares them, (x - 0.5) / 0.5, to (x - mean) / std of each channel, as a tower expects them.
 
     ``mean`` and ``std`` are of C channels, with pixels in 0..1. For 0.5 nothing is computed, so no bit changes.
     """

@@ -1,4 +1,4 @@
-"""What a person does with a trained model: films and phrases to vectors, and findings by their prompts."""
+"""What a person does with a trained model: images and phrases to vectors, and findings by their prompts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from fedvlp.models.dual_encoder import DualEncoder
 
 BATCH = 64
-"""Films or phrases that the towers see at once."""
+"""Images or phrases that the towers see at once."""
 
 
 class Preparation(Protocol):
-    """Prepares films and phrases as the records of the model's run were (data/preprocessing.py)."""
+    """Prepares images and phrases as the records of the model's run were (data/preprocessing.py)."""
 
     def films(self, films: Sequence[Any]) -> Tensor:
-        """float32 [N, C, S, S] of N films."""
+        """float32 [N, C, S, S] of N images."""
         ...
 
     def samples(self, folder: Path) -> list[Path]:
@@ -36,13 +36,13 @@ class Preparation(Protocol):
 class Usable:
     """Base class of ``DualEncoder``: what one calls on the model that ``fedvlp.load_model`` gives.
 
-    A film is a path, a pydicom ``Dataset``, a PIL image or an array ([H, W], or uint8 [H, W, 3]); one film or a list of
-    them. A tensor is taken for films that ``preprocess`` has prepared. All run in evaluation mode, without gradients,
+    An image is a path, a pydicom ``Dataset``, a PIL image or an array ([H, W], or uint8 [H, W, 3]); one or a list.
+    A tensor is taken for images that ``preprocess`` has prepared. All run in evaluation mode, without gradients,
     on the model's device, and leave the model's mode as it was.
     """
 
     prepare: Preparation | None = None  # ``fedvlp.load_model`` sets it, from what the model's folder says
-    contrastive: ClassVar[bool] = True  # whether films and texts were trained to lie near each other
+    contrastive: ClassVar[bool] = True  # whether images and texts were trained to lie near each other
 
     @property
     def device(self: DualEncoder) -> torch.device:  # type: ignore[misc]
@@ -50,11 +50,11 @@ class Usable:
         return next(self.parameters()).device
 
     def preprocess(self, film: Any) -> Tensor:
-        """float32 [1, S, S] of a film, or [N, 1, S, S] of a list of N films, as ``encode_image`` takes it.
+        """float32 [1, S, S] of an image, or [N, 1, S, S] of a list of N images, as ``encode_image`` takes it.
 
         Three channels in place of one, where the model was trained on images in colour.
 
-        Raises ValueError for a film that cannot be read, and where the model's folder says nothing of preparation.
+        Raises ValueError for an image that cannot be read, and where the model's folder says nothing of preparation.
         """
         many = isinstance(film, (list, tuple))
         prepared = self._preparation().films(film if many else [film])
@@ -71,7 +71,7 @@ class Usable:
 
     @torch.no_grad()
     def encode_image(self: DualEncoder, film: Any, batch_size: int = BATCH) -> Tensor:  # type: ignore[misc]
-        """Unit vector [d] of a film, or [N, d] of a list of N films. Raises ValueError as ``preprocess`` does."""
+        """Unit vector [d] of an image, or [N, d] of a list of N images. Raises ValueError as ``preprocess`` does."""
         if isinstance(film, Tensor):
             return _of_prepared(self, film, batch_size)
         many = isinstance(film, (list, tuple))
@@ -113,10 +113,10 @@ class Usable:
         film: Any,
         classes: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None,
     ) -> Any:
-        """By class the mean cosine, -1..1, of a film with the class's prompts: a dict, or of a list of films a list.
+        """By class the mean cosine, -1..1, of an image with the class's prompts: a dict, or of a list of images a list.
 
         ``classes``: names, or sentences by name; None: those of ``prompts``, the model's own. A name that is none of
-        these is its own prompt. Of one class, a film with a higher figure is more likely to show it; the figures are no
+        these is its own prompt. Of one class, an image with a higher figure is more likely to show it; they are no
         probabilities, and those of different classes cannot be compared (spec 10.4 measures areas under the ROC curve
         of just these). Raises ValueError as ``preprocess`` does, without classes, and for a classifier.
         """
@@ -130,7 +130,7 @@ class Usable:
 
 
 def class_cosines(model: DualEncoder, vectors: Tensor, sentences: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
-    """By class the mean cosine, float64 [] or [N], of films' unit vectors [d] or [N, d] with the class's sentences."""
+    """By class the mean cosine, float64 [] or [N], of images' unit vectors [d] or [N, d] with the class's sentences."""
     return {
         name: (vectors.double() @ model.encode_text(list(said)).double().to(vectors.device).T).mean(dim=-1)
         for name, said in sentences.items()
@@ -177,7 +177,7 @@ def _joined(model: DualEncoder, vectors: list[Tensor], many: bool) -> Tensor:
 
 
 def _of_prepared(model: DualEncoder, films: Tensor, batch_size: int) -> Tensor:
-    """[N, d] of prepared films [N, C, S, S], [d] of one [C, S, S]. Raises ValueError for another shape or kind."""
+    """[N, d] of prepared images [N, C, S, S], [d] of one [C, S, S]. Raises ValueError for another shape or kind."""
     size = model.config.image_size
     channels = {1, int(getattr(model.image_encoder, "in_channels", 1))}
     fits = films.ndim in (3, 4) and films.shape[-3] in channels and films.shape[-2:] == (size, size)

@@ -1,6 +1,6 @@
 """BYOL (Grill et al., 2020, https://arxiv.org/abs/2006.07733): one view predicts a target network's vector of another.
 
-It stands beside InfoNCE of films and reports. Differs: the decay of the target network is constant, as in FedU and
+It stands beside InfoNCE of images and reports. Differs: the decay of the target network is constant, as in FedU and
 FedEMA, and not a cosine schedule; there is no dropout in the target network (spec Z1).
 """
 

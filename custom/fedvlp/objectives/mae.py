@@ -1,7 +1,7 @@
-"""Masked images (MAE; He et al., 2022, https://arxiv.org/abs/2111.06377): a decoder restores hidden patches of films.
+"""Masked images (MAE; He et al., 2022, https://arxiv.org/abs/2111.06377): a decoder restores hidden patches of images.
 
-It stands beside InfoNCE of films and reports, which sees the whole film (spec 9). Differs: the hidden patches are
-blanked in the film and the tower sees the rest in its place, as in SimMIM (Xie et al., 2022,
+It stands beside InfoNCE of images and reports, which sees the whole image (spec 9). Differs: the hidden patches are
+blanked in the image and the tower sees the rest in its place, as in SimMIM (Xie et al., 2022,
 https://arxiv.org/abs/2111.09886), because convolutions and windows cannot leave tokens out; positions are learned.
 """
 
@@ -41,7 +41,7 @@ def masked_error(predicted: Tensor, images: Tensor, masked: Tensor) -> Tensor:
                 f"MAE: images of {images.shape[1]} channels, and a decoder that restores {channels}; set "
                 f"model.in_channels to {images.shape[1]}"
             )
-        # Each patch normalised by itself, so that a bright film counts no more than a dark one.
+        # Each patch normalised by itself, so that a bright image counts no more than a dark one.
         target = patchify(images.to(predicted).expand(-1, channels, -1, -1), side)  # [B, P, D]
         deviation = (target.var(dim=2, keepdim=True, correction=0) + 1e-6).sqrt()
         target = (target - target.mean(dim=2, keepdim=True)) / deviation
@@ -89,7 +89,7 @@ class MAE(OnViews):
         return {"masked": masked_error(self.restore(views[:, 0], masked), batch["image"].to(views.device), masked)}
 
     def restore(self, tokens: Tensor, masked: Tensor) -> Tensor:
-        """Patches [B, P, C side^2] from ``tokens`` [B, 1 + P, W] of the blanked film; ``masked`` ones tell nothing."""
+        """Patches [B, P, C side^2] from ``tokens`` [B, 1 + P, W] of the blanked image; ``masked`` ones tell nothing."""
         embedded = torch.where(masked[..., None], self.blank, self.embed(tokens[:, 1:]))  # [B, P, D]
         restored: Tensor = self.pixels(self.decoder(embedded + self.position))
         return restored
@@ -99,7 +99,7 @@ class MAE(OnViews):
 class MAEConfig(SelfSupervised):
     """Configuration of ``MAE``; the decoder is the paper's. Raises ValueError for a value outside of its range."""
 
-    ratio: float = 0.75  # of patches that are hidden, 0 to 1; 0 leaves nothing to restore. SSL-FL on COVID films: 0.3
+    ratio: float = 0.75  # of patches that are hidden, 0 to 1; 0 leaves nothing to restore. SSL-FL on COVID images: 0.3
     width: int = 512  # of the decoder, a multiple of ``heads``
     blocks: int = 8  # of the decoder, at least 1
     heads: int = 16  # of each block, at least 1
@@ -118,7 +118,7 @@ class MAEConfig(SelfSupervised):
         """The loss for outputs of ``model``, a DualEncoder; the same weights for the same seed.
 
         It restores as many channels as ``model.in_channels`` says, one where it says nothing. Raises ValueError for a
-        tower whose tokens are no square grid on the film.
+        tower whose tokens are no square grid on the image.
         """
         size, channels = model.config.image_size, model.config.in_channels or 1
         patches = tokens_of(model.image_encoder, size) - 1

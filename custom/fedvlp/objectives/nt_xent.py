@@ -1,6 +1,6 @@
-"""NT-Xent (SimCLR; Chen et al., 2020, https://arxiv.org/abs/2002.05709): tells each film's two views from all others.
+"""NT-Xent (SimCLR; Chen et al., 2020, https://arxiv.org/abs/2002.05709): tells each image's two views from all others.
 
-It stands beside InfoNCE of films and reports, as in SLIP (Mu et al., 2021, https://arxiv.org/abs/2112.12750).
+It stands beside InfoNCE of images and reports, as in SLIP (Mu et al., 2021, https://arxiv.org/abs/2112.12750).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fedvlp.objectives.views import OnTwoViews, TwoViews, mlp
 def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:
     """NT-Xent of two views' vectors [B, d] each, of any length: a scalar in nats (eq. 1, mean over the 2 B).
 
-    -log exp(cos(z_i, z_j) / T) / sum_{k != i} exp(cos(z_i, z_k) / T), j being the other view of the film of i and k
-    all other views of the batch. Computed in at least float32, also under autocast. One film gives 0, an empty batch 0
+    -log exp(cos(z_i, z_j) / T) / sum_{k != i} exp(cos(z_i, z_k) / T), j being the other view of the image of i and k
+    all other views of the batch. Computed in at least float32, also under autocast. One image gives 0, an empty batch 0
     with a gradient of 0. Raises ValueError unless both have the same shape [B, d].
     """
     if first.ndim != 2 or first.shape != second.shape:

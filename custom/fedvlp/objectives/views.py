@@ -1,7 +1,7 @@
-"""What the self-supervised objectives share: two random views of every film, and InfoNCE of films and reports beside.
+"""What the self-supervised objectives share: two random views of every image, and InfoNCE of images and reports beside.
 
 Differs from SimCLR's views (Chen et al., 2020, https://arxiv.org/abs/2002.05709, section 3): crops and intensities
-alone. A chest film has a side, so it is not flipped; it has no colour; and blur hides what is small.
+alone. A chest X-ray has a side, so it is not flipped; it has no colour; and blur hides what is small.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SelfSupervised:
     """Settings of an objective L = L_ITC + weight L_base (spec 9). Raises ValueError for a value outside its range."""
 
     weight: float = 1.0  # of the self-supervised term, at least 0; 0 leaves it and its views out
-    itc_temperature: float = 0.07  # tau of InfoNCE between films and reports, above 0
+    itc_temperature: float = 0.07  # tau of InfoNCE between images and reports, above 0
 
     def __post_init__(self) -> None:
         name = type(self).__name__.removesuffix("Config")
@@ -79,9 +79,9 @@ class SelfSupervised:
 
 @dataclass(frozen=True)
 class TwoViews(SelfSupervised):
-    """Settings of an objective on two views of every film. Raises ValueError for a value outside its range."""
+    """Settings of an objective on two views of every image. Raises ValueError for a value outside its range."""
 
-    min_area: float = 0.2  # of a crop, as a share of the film; above 0; 1 cuts off what the ratio of sides asks for
+    min_area: float = 0.2  # of a crop, as a share of the image; above 0; 1 cuts off what the ratio of sides asks for
     jitter: float = 0.4  # of contrast and brightness, 0 to below 1
     hidden: int = 512  # width of the hidden layer of the projector (and of the predictor), at least 1
     dim: int = 128  # d of a view's vector, at least 1
@@ -101,7 +101,7 @@ class TwoViews(SelfSupervised):
 class OnViews(ObjectiveModule):
     """Base class: the term ``contrastive`` where a batch has pairs, and the terms of ``compare`` where it has views.
 
-    So a site without reports trains on its films alone.
+    So a site without reports trains on its images alone.
     """
 
     needs: tuple[str, ...] = ("image", "text")
@@ -123,7 +123,7 @@ class OnViews(ObjectiveModule):
         raise NotImplementedError
 
     def draw(self, batch: Batch, generator: Generator) -> Batch:
-        """The batch with its views; as it is where it has no films, or the term has no weight."""
+        """The batch with its views; as it is where it has no images, or the term has no weight."""
         return {**batch, **self.changed(batch["image"], generator)} if self.weight and "image" in batch else batch
 
     def changed(self, images: Tensor, generator: Generator) -> Batch:
@@ -132,7 +132,7 @@ class OnViews(ObjectiveModule):
 
 
 class OnTwoViews(OnViews):
-    """Base class: two views of every film, and a projector [..., W] -> [..., d] of its own for them."""
+    """Base class: two views of every image, and a projector [..., W] -> [..., d] of its own for them."""
 
     def __init__(self, config: TwoViews, width: int) -> None:
         super().__init__(config)

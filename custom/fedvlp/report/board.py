@@ -56,7 +56,7 @@ def _checked(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def page(runs: Statuses) -> str:
-    """The page: runs that go on first, each with a sentence, figures and a line for every site."""
+    """The page: unfinished runs first, each with a sentence, figures and a line for every site."""
     order = sorted(runs, key=lambda name: (runs[name]["status"] != RUNNING, name))
     body = "".join(_run(name, runs[name]) for name in order)
     return html.page("Runs", body or "<p>no run yet</p>")

@@ -1,7 +1,7 @@
 """The report's section on a classifier: areas under the ROC curve, weight by modality, retrieved public items.
 
-The public set of a hospital's own table is its patients, so its films are drawn only where a person asks for them, as
-in report/records.py. The built-in cohort's show nobody.
+The public set of a hospital's own table is its patients, so its images are drawn only where a person asks for them, as
+in report/records.py. The synthetic cohort's show nobody.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def section(run: Run) -> str:
     """Tables and curves of a classifier's run, and the public items that a record was given by round, as HTML.
 
     "" for a model that is no classifier. Where its method goes back to the best round, the last evaluation is of that
-    round's model again, and no point after the last round. Raises ValueError where films are asked for and cannot be
+    round's model again, and no point after the last round. Raises ValueError where images are asked for and cannot be
     drawn.
     """
     measured: list[tuple[int, dict[str, dict[str, float]]]] = []  # (round, site -> name -> figure)
@@ -86,7 +86,7 @@ def _best_round(history: Sequence[Record], memory: State) -> int | None:
 
 
 def _areas(run: Run, server: list[dict[str, float]], end: str) -> str:
-    """Table of the server's areas, initial and last, and the names of findings without an area; "" where it has none.
+    """Table of the server's AUCs, initial and last, and the names of findings without an AUC; "" where it has none.
 
     ``server`` has its figures (name -> value) by evaluation; ``end`` says which model the last one is of.
     """
@@ -116,7 +116,7 @@ def _areas(run: Run, server: list[dict[str, float]], end: str) -> str:
 def _films(run: Run) -> str:
     """For one record of every site that retrieves: the public items it was given. No private image is shown.
 
-    "" unless a person asked for films, or they are the built-in cohort's.
+    "" unless a person asked for images, or they are the synthetic cohort's.
     """
     if not (run.films or (run.method is not None and is_built_in(run.folder.experiment()))):
         return ""

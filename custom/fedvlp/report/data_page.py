@@ -1,7 +1,7 @@
 """The page of a prepared data set: what a person should look at before training on it, as counts and curves.
 
 No report, id or path is in it: rows that are not used are told by number, those known by name are counted. Nor is a
-film: it shows ``SHEET``, which lies beside it, and handed on alone it shows none.
+image: it shows ``SHEET``, which lies beside it, and handed on alone it shows none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedvlp.report.html import grid, table, text
 BINS = 32  # of grey levels
 MOST_LABELS = 20  # drawn
 SHEET = "contact-sheet.png"
-"""Some films with split, site and view, beside the page (data/overview.py)."""
+"""Some images with split, site and view, beside the page (data/overview.py)."""
 NUMBERS = "Row 1 is the first below the table's header."
 NORMAL = 1.959964  # 97.5 % quantile of the normal distribution
 
@@ -115,7 +115,7 @@ def _subgroup(cohort: Cohort, name: str) -> str:
 
 
 def _views(cohort: Cohort) -> str:
-    """Table of the films of each site, or of each split where records have none, by view; "" without films."""
+    """Table of the images of each site, or of each split where records have none, by view; "" without images."""
     counts = overview.subgroup_counts(cohort, VIEW, cohort.has_image())
     if not counts:
         return ""
@@ -224,7 +224,7 @@ def _images(cohort: Cohort, groups: Mapping[str, np.ndarray], looks: Mapping[str
 
 
 def _films(cohort: Cohort) -> str:
-    """Some films, each with split, site and view; "" without films."""
+    """Some images, each with split, site and view; "" without images."""
     if not cohort.has_image().any():
         return ""
     note = (

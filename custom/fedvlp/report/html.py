@@ -75,7 +75,7 @@ def pairs(items: Mapping[str, object]) -> str:
 
 
 def grid(figures: str, otherwise: str = "", kind: str = "") -> str:
-    """Figures (HTML) side by side where there is room; where there are none, the sentence ``otherwise``, if any."""
+    """Figures (HTML) side by side where they fit; where there are none, the sentence ``otherwise``, if any."""
     if figures:
         return f'<div class="grid {kind}">{figures}</div>'
     return f"<p>{text(otherwise)}</p>" if otherwise else ""
@@ -99,7 +99,7 @@ def shown(value: Any, name: str = "") -> str:
 
 
 def _is_path(value: str) -> bool:
-    """Whether a text can only be a path. A relative one of two components cannot be told from a hub's name, ``a/b``."""
+    """Whether a text can only be a path. A relative one of two components looks like a hub's name, ``a/b``."""
     absolute = PurePosixPath(value).is_absolute() or PureWindowsPath(value).is_absolute()
     return absolute or value.startswith(("~", ".")) or len(PureWindowsPath(value).parts) > 2
 

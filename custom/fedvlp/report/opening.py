@@ -199,7 +199,7 @@ def _classifier(run: Run) -> list[str]:
 
 
 def _areas(whose: str, ends: Sequence[float], trained: bool) -> str:
-    """A sentence on an area of the initial model and, where there is one, of the ``trained``; "" where one lacks."""
+    """A sentence on an AUC of the initial model and, where there is one, of the ``trained``; "" where one lacks."""
     if ends and not trained:
         return f"Before training, the {whose} is {ends[0]:.3f}."
     if len(ends) < 2:

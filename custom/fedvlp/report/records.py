@@ -1,6 +1,6 @@
 """The report's section on single studies: test images with the reports retrieved for them, and a map of all.
 
-Patients' images and reports are in no report unless a person asks for them: only the built-in cohort's, which shows
+Patients' images and reports are in no report unless a person asks for them: only the synthetic cohort's, which shows
 nobody, are there unasked.
 """
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 TOP = 3  # reports shown for an image
 SIDE = 600  # of an image, pixels
-SITES = 6  # sites of which films are shown
+SITES = 6  # sites of which images are shown
 POINTS = 300  # records of a site on the map, at most
 LETTERS = 600  # of a report, at most
 PLAIN = {"no", "finding", "lung", "other", "support", "enlarged"}  # words of labels that name no finding
@@ -60,16 +60,16 @@ OWNERS_EYES = (
 
 
 def wanted(run: Run) -> bool:
-    """Whether records are shown: where a person asked, or of a measured run on the built-in cohort."""
+    """Whether records are shown: where a person asked, or of a measured run on the synthetic cohort."""
     if not run.folder.model.exists():
         return False
     return run.films or (bool(run.recalls) and is_built_in(run.folder.experiment()))
 
 
 def section(run: Run) -> str:
-    """Films with the reports that they find, and the map, as HTML; "" where no record is to be shown.
+    """Images with the reports that they find, and the map, as HTML; "" where no record is to be shown.
 
-    Raises ValueError where films are asked for of a run that has not finished, or whose models are elsewhere.
+    Raises ValueError where images are asked for of a run that has not finished, or whose models are elsewhere.
     """
     if run.films and not run.folder.model.exists():
         raise ValueError(f"{run.folder.path} has not finished, so there is no model to show images with; resume it")

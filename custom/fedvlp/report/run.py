@@ -43,14 +43,14 @@ class Run:
     statistics: str  # of which records the running statistics of the saved model are
     cautions: list[str]  # sentences of what to know before believing the figures
     recalls: list[recalls.Recall]  # measured again, with intervals; empty where nobody did
-    beside: list[Beside]  # what it is held against; empty on the built-in cohort, and where nobody measured
+    beside: list[Beside]  # what it is held against; empty on the synthetic cohort, and where nobody measured
     areas: list[zero_shot_areas.Area]  # zero-shot, by finding and site; empty where nobody measured them
     audit: audit.Audit | None  # what attacks learn of the records; None where nobody ran them
-    films: bool  # whether a person asked for films and reports of the records
+    films: bool  # whether a person asked for images and reports of the records
 
     @staticmethod
     def read(folder: RunFolder, films: bool = False) -> Run:
-        """Reads what a run's folder has so far. ``films``: a person asks for films and reports of the records.
+        """Reads what a run's folder has so far. ``films``: a person asks for images and reports of the records.
 
         Raises CheckpointError for a damaged checkpoint, ValueError for a damaged file of recalls or areas.
         """

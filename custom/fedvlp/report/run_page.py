@@ -92,8 +92,8 @@ SECTIONS: dict[str, Callable[[Run], str]] = {
 def write(folder: RunFolder, films: bool = False) -> Path:
     """Writes ``report.html`` into the run's folder and returns its path.
 
-    With ``films``, which a person must ask for, ``report-films.html`` with films and reports of the records. Raises
-    CheckpointError for damaged results, ValueError for films of a run that has not finished.
+    With ``films``, which a person must ask for, ``report-films.html`` with images and reports of the records. Raises
+    CheckpointError for damaged results, ValueError for images of a run that has not finished.
     """
     import matplotlib
 

@@ -34,7 +34,7 @@ ZERO_SHOT = (
 
 
 def zero_shot(run: Run) -> str:
-    """Areas of the trained model beside those of the initial one, as HTML; "" where nobody measured them."""
+    """AUCs of the trained model beside those of the initial one, as HTML; "" where nobody measured them."""
     areas = [one for one in run.areas if one.site in run.sites]
     if not areas:
         return ""
@@ -64,7 +64,7 @@ def _roc(areas: Sequence[Area], finding: str, looks: Mapping[str, figures.Style]
 
 
 def _areas_of(areas: Sequence[Area], site: str, finding: str) -> str:
-    """Both models at one site, with the number of positive films."""
+    """Both models at one site, with the number of positive images."""
     of = {one.model: one for one in areas if (one.site, one.finding) == (site, finding)}
     if TRAINED not in of:
         return ABSENT

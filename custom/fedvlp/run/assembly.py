@@ -122,7 +122,7 @@ class Assembly:
     def modules(self, site: str | None = None) -> tuple[Any, Any]:
         """Model and objective of a site (None: the server); sites with one architecture share them.
 
-        Their weights are random: a run that goes on does not need those that it started from (:meth:`initial`).
+        Their weights are random: a resumed run does not need those that it started from (:meth:`initial`).
         """
         config = self.config(site)
         if config not in self._modules:

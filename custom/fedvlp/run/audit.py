@@ -228,7 +228,7 @@ def measure(
     """Attacks the model of a finished run, writes ``evaluation/audit.json`` and says so in the model card.
 
     ``controls``: leaks are planted too, which takes some seconds of training. ``invert``: so many seconds are spent on
-    drawing films from a gradient; 0: none. Raises ValueError for a run that has not finished, or without a site that
+    drawing images from a gradient; 0: none. Raises ValueError for a run that has not finished, or without a site that
     has members and others to compare.
     """
     audit = _Attacked(folder).audit(controls, resamples, delta, invert)

@@ -121,7 +121,7 @@ class Updates:
     # Canaries
 
     def canaries(self, controls: bool) -> Iterator[Exposure]:
-        """Planted at the site with most records, in one more round of training; their films are held-out ones."""
+        """Planted at the site with most records, in one more round of training; their images are held-out ones."""
         site = self._largest()
         rows, cohort = self.rows[site], self.assembly.cohort
         count = min(CANARIES, len(rows[OTHERS]) // 2)
@@ -218,10 +218,10 @@ class Updates:
         weights = [of(weight).cpu().flatten() for name, weight in client.model.named_parameters() if self.shared(name)]
         return torch.cat(weights)
 
-    # Films
+    # Images
 
     def inversion(self, seconds: float) -> Iterator[Inversion]:
-        """Films of the site with most records, from the gradient of one step on few of them."""
+        """Images of the site with most records, from the gradient of one step on few of them."""
         if not self.travels:
             return
         site = self._largest()
@@ -277,7 +277,7 @@ Scores = dict[str, dict[str, dict[str, Tensor]]]
 
 @torch.no_grad()
 def representation_scores(assembly: Assembly, folder: RunFolder, state: State, data: Mapping[str, Any]) -> Scores:
-    """Of the sites with films and reports whose models stay with them, where there is a public set; the server attacks.
+    """Of the sites with images and reports whose models stay with them, with a public set; the server attacks.
 
     ``state``: the server's model. ``data``: site -> its records, as the server's model reads them.
     """

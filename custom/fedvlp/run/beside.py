@@ -40,7 +40,7 @@ from fedvlp.training.settings import DeviceError
 
 log = logging.getLogger(__name__)
 
-OWN = 5_000  # records of one's own: films of more take long to decode again
+OWN = 5_000  # records of one's own: images of more take long to decode again
 PROBE = LinearProbe(fractions=(1.0,), solver=LBFGS, seeds=(0,))
 STEPS = 100  # of the probe's solver: thousands of dimensions and many classes take minutes to the last digit
 FEW = Subset(shots=20)
@@ -79,7 +79,7 @@ class Beside:
 
 # Measuring
 def measure(folder: RunFolder) -> None:
-    """Recalls, zero-shot areas and the untouched tower of a finished run. Raises ValueError as ``recalls.measure``."""
+    """Recalls, zero-shot AUCs and the untouched tower of a finished run. Raises ValueError as ``recalls.measure``."""
     run = FinishedRun(folder, folder.experiment().name)
     recalls.measure(folder, run)
     zero_shot_areas.measure(folder, run)
@@ -114,7 +114,7 @@ def measure_unasked(folder: RunFolder) -> None:
 
 
 def _is_measured_unasked(folder: RunFolder) -> bool:
-    """Whether nobody need ask: a built-in cohort of few studies, or few records with which the run began here."""
+    """Whether nobody need ask: a synthetic cohort of few studies, or few records with which the run began here."""
     if not folder.model.exists():
         return False
     experiment = folder.experiment()
@@ -126,10 +126,10 @@ def _is_measured_unasked(folder: RunFolder) -> bool:
 
 
 def measure_tower(folder: RunFolder, run: FinishedRun) -> Path | None:
-    """Macro area of a linear probe on the model's image vectors and on its image tower as it was before the run.
+    """Macro AUC of a linear probe on the model's image vectors and on its image tower as it was before the run.
 
     Learned from all labelled training images, and where there are more from 20 of each class, the mean of 5 draws.
-    Written to ``evaluation/tower.csv``. None where nothing is to be told apart, and where sites have own models.
+    Written to ``evaluation/tower.csv``. None where there are no labels, and where sites have own models.
     """
     own, state = run.trained()
     if own or run.assembly.site_only():
@@ -164,7 +164,7 @@ def measure_tower(folder: RunFolder, run: FinishedRun) -> Path | None:
 
 
 def _areas(task: Task, vectors: Tensor, train: np.ndarray, test: np.ndarray) -> list[Figure]:
-    """The area of each class that test rows have, by a head that was fitted to the training rows."""
+    """The AUC of each class that test rows have, by a head that was fitted to the training rows."""
     of = {split: Sample(vectors[rows], task.targets[rows]) for split, rows in (("train", train), ("test", test))}
     head = fit(task, PROBE, of["train"], of["train"], 0, STEPS)
     with torch.no_grad():
@@ -172,7 +172,7 @@ def _areas(task: Task, vectors: Tensor, train: np.ndarray, test: np.ndarray) -> 
 
 
 def _tower(run: FinishedRun, state: State) -> Tensor:
-    """The image tower's summary token of every row of the cohort, [N, W]; nan for rows without a film."""
+    """The image tower's summary token of every row of the cohort, [N, W]; nan for rows without an image."""
     return _by_row(run, state, lambda model, films: model.encode(films).image[:, 0])
 
 
@@ -183,7 +183,7 @@ def _vectors(run: FinishedRun, state: State) -> Tensor:
 
 @torch.no_grad()
 def _by_row(run: FinishedRun, state: State, vectors_of: Callable[[Any, Batch], Tensor]) -> Tensor:
-    """What a model makes of the film of each row of the cohort, by the data that the sites trained on."""
+    """What a model makes of the image of each row of the cohort, by the data that the sites trained on."""
     cohort, by_row = run.assembly.cohort, None
     for site, data in run.data.items():
         client = run.assembly.client(site, data)
@@ -209,7 +209,7 @@ def _tower_file(folder: RunFolder) -> Path:
 
 
 def rows(folder: RunFolder) -> list[Beside]:
-    """What the run is held against, as far as it was measured; nothing on the built-in cohort, which is nobody's."""
+    """What the run is held against, as far as it was measured; nothing on the synthetic cohort, which is nobody's."""
     measured = recalls.read(folder) if folder.config.exists() else []
     if not measured or is_built_in(folder.experiment()):
         return []

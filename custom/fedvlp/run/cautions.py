@@ -46,7 +46,7 @@ def train_sizes(cohort: Cohort) -> dict[str, int]:
 
 
 def drawn_data(experiment: Experiment) -> list[str]:
-    """The sentence for a preset of real films that is trained on drawn ones; none for any other."""
+    """The sentence for a preset of real images that is trained on drawn ones; none for any other."""
     data = experiment.data
     sources = [source for _, source in data.sites] if isinstance(data, SiteSources) else [data]
     if not any(isinstance(source, SyntheticCohort) for source in sources):
@@ -130,7 +130,7 @@ def _unretrieved(experiment: Experiment, cohort: Cohort) -> list[str]:
 
 
 def _half_pairs(experiment: Experiment, cohort: Cohort) -> list[str]:
-    """Who trains on pairs, and counts records with a film or a report alone among them."""
+    """Who trains on pairs, and counts records with an image or a report alone among them."""
     elsewhere = {PUBLIC, *experiment.partition.left_out_sites}
     by_site = {site: cohort.rows("train", site) for site in train_sizes(cohort) if site not in elsewhere}
     if experiment.method.pooled and by_site:

@@ -52,7 +52,7 @@ class KnownRecords:
         self._known: dict[str, str] = {}
 
     def of(self, experiment: Experiment) -> str | None:
-        """The fingerprint of the records as they are now; None of a drawn cohort, which its configuration determines.
+        """The fingerprint of the records now; None of a synthetic cohort, which its configuration determines.
 
         Raises ValueError where they cannot be read.
         """
@@ -97,7 +97,7 @@ def measured(
 ) -> dict[Cell, Figures]:
     """The figures of the cells: kept in ``results``, of finished runs, or of runs that begin now.
 
-    ``jobs`` cells run at a time; stopped and started again, it goes on. With ``jobs`` 0 nothing is run, and the cells
+    ``jobs`` cells run at a time; stopped and started again, it continues. With ``jobs`` 0 nothing is run, and the cells
     that have not finished are left out. ``accept_phi_risk`` is that of ``run.simulate``. The runs are in
     ``<root>/<seed>/<method>/``. Raises what a run raises: no other begins then, and those under way end and are saved
     first.
@@ -235,7 +235,7 @@ def finished(root: Path, experiment: Experiment, records: KnownRecords | None = 
     """The finished run of this very configuration, with the same plugins, if there is one.
 
     ``records``: those of now, with which a run's are compared where they are read from a disk. A run that noted no
-    fingerprint of its records counts, as it may go on.
+    fingerprint of its records counts, as it may be resumed.
     """
     wanted = experiment.pinned()  # a run's own configuration has the checksum of what it starts from
     for path in sorted((root / experiment.name).glob("[0-9]*")):

@@ -133,7 +133,7 @@ class FinishedRun:
         self.patients = {site: [cohort.patients[row] for row in of_site] for site, of_site in rows.items()}
 
     def steps(self) -> str:
-        """Steps of the encoders at the full rate, and steps in all, of a site in a mean round (spec 4.4)."""
+        """Steps of the encoders at the full rate, and all steps, of a site in a mean round (spec 4.4)."""
         try:
             spent = terms(self.experiment)
         except ValueError:

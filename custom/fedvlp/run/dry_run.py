@@ -137,7 +137,7 @@ def dry_run(experiment: Experiment, accept_phi_risk: Accepted = False) -> DryRun
 
 
 def _test_patients(assembly: Assembly) -> dict[str, int]:
-    """Site -> patients with a film and a report in its test split."""
+    """Site -> patients with an image and a report in its test split."""
     cohort = assembly.cohort
     paired = cohort.has_image() & cohort.has_report()
     rows = {site: cohort.rows("test", site) for site in assembly.data_sites()}

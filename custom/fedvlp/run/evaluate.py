@@ -329,7 +329,7 @@ def _unknown_where_never_said(cohort: Cohort) -> Cohort:
 
 
 def _subgroups(assembly: Assembly, cohort: Cohort) -> dict[str, Any]:
-    """ "sex: F" -> the test films of that subgroup, whatever their site."""
+    """ "sex: F" -> the test images of that subgroup, whatever their site."""
     rows = cohort.rows("test")
     rows = rows[cohort.has_image()[rows]]
     cohort = _unknown_where_never_said(cohort)

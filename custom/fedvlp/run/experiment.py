@@ -115,7 +115,7 @@ class Experiment:
 
     @property
     def crops_centres(self) -> bool:
-        """Whether every film is cropped at the centre, since its tokens are all that training reads of it."""
+        """Whether every image is cropped at the centre, since its tokens are all that training reads of it."""
         return self.training.cache_features and frozen_features.frozen_whole(self.model)
 
     def pinned(self) -> Experiment:

@@ -51,7 +51,7 @@ PACKAGES = ("fedvlp", "torch", "numpy", "safetensors", "nvflare", "monai", "timm
 
 
 class UnreadableRunError(ValueError):
-    """A run that has not finished cannot be read, so nobody can say whether it is the one to go on with."""
+    """A run that has not finished cannot be read, so nobody can say whether it is the one to resume."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class RunFolder:
 
     @staticmethod
     def open(root: Path, experiment: Experiment) -> RunFolder:
-        """The run of ``experiment`` to go on with, as :meth:`latest` finds it, or a new one."""
+        """The run of ``experiment`` to resume, as :meth:`latest` finds it, or a new one."""
         return RunFolder.latest(root, experiment) or RunFolder.create(root, experiment)
 
     @staticmethod
@@ -97,7 +97,7 @@ class RunFolder:
     def removed_unless_begun(self) -> Iterator[None]:
         """Around a new run: its folder goes where an error comes before the first phase is complete.
 
-        With it go the folders above it that were made for it. A run that lost its quorum or found no room on the disk
+        With it go the folders above it that were made for it. A run that lost its quorum or found no space on the disk
         stays, since it can be resumed, and so does one that was stopped.
         """
         try:
@@ -144,7 +144,7 @@ class RunFolder:
             config = self._config()
         except ValueError as error:
             if self.finished:
-                return False  # finished: nothing to go on with
+                return False  # finished: nothing to resume
             raise UnreadableRunError(
                 f"run {name} has not finished, and its configuration cannot be read: {error}. It may be the run to "
                 f"resume, so no new one is begun. Restore {self.config.name} there, or move the folder elsewhere to "
@@ -201,7 +201,7 @@ class RunFolder:
         return self.path / "model" / "model.safetensors"
 
     def page(self, films: bool = False) -> Path:
-        """The report; with ``films``, the one with films and reports of the records."""
+        """The report; with ``films``, the one with images and reports of the records."""
         return self.path / ("report-films.html" if films else "report.html")
 
     def plugin(self, name: str) -> Path:
@@ -271,7 +271,7 @@ class RunFolder:
         return self.path / "metrics.csv"
 
     def note_all(self, history: list[Record]) -> None:
-        """Writes the table anew: when a run begins, or goes on after a kill that may have cut it."""
+        """Writes the table anew: when a run begins, or resumes after a kill that may have cut it."""
         rows = (row for record in history for row in _rows(record))
         save_text(self.table, _as_csv(chain([COLUMNS], rows)))
 
@@ -294,7 +294,7 @@ class RunFolder:
         """Writes the trained model so that ``load_model`` reads it, with its model card, and the summary.
 
         A model that is there stays as it is: people write in its card, and so does an audit.
-        Adapters are added to the weights of their towers. Its config.json says how films are prepared for it, the
+        Adapters are added to the weights of their towers. Its config.json says how images are prepared for it, the
         prompts of its classes (those of ``labels``, the records', where they are known here) and of which records its
         running statistics are. Where sites keep theirs and the server has no public set, ``state`` is without: the
         model then has the initial ones, and ``load_model`` asks for others.

@@ -1,6 +1,6 @@
 """What was measured of a run beside its own records: files in its folder ``evaluation``, and of which model they are.
 
-A run that is put back (run/rollback.py) and goes on ends with another model, of which the files of the first say
+A run that is put back (run/rollback.py) and resumed ends with another model, of which the files of the first say
 nothing. Each file that a report reads is noted with the digest of the records of the phases behind its model.
 """
 

@@ -114,7 +114,7 @@ def summary(history: list[Record]) -> dict[str, dict[str, float]]:
 
 
 def on_public_set(record: Record) -> dict[str, float]:
-    """Every recall and area of the server's model on the public set, named by ``of_server``."""
+    """Every recall and AUC of the server's model on the public set, named by ``of_server``."""
     figures = record.get("server", {})
     return {
         of_server(name): value
@@ -170,7 +170,7 @@ class TensorBoard:
 class MLflow:
     """Sends records to a tracking server of MLflow: a run of the experiment "fedvlp" for each run folder.
 
-    A run that is resumed goes on there. Curves are called "<site>/<name>"; of the data only what the records hold
+    A run that is resumed continues there. Curves are called "<site>/<name>"; of the data only what the records hold
     leaves. A server that does not answer is a warning: metrics.csv has the figures. Raises ValueError where MLflow is
     not installed or the server cannot be reached at the start.
     """

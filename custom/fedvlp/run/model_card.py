@@ -235,7 +235,7 @@ def _areas(history: Sequence[Record]) -> str:
 
 
 def _areas_of_server(record: Record) -> dict[str, float]:
-    """Split -> macro area of the server's model."""
+    """Split -> macro AUC of the server's model."""
     figures = record.get("server", {})
     return {split: figures[name] for split in ("test", "val") if (name := names.auc(split, names.MACRO)) in figures}
 

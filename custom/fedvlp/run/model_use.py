@@ -1,4 +1,4 @@
-"""What an experiment decides about the use of its model: how films are prepared, and which findings it is asked for."""
+"""What an experiment decides about the use of its model: how images are prepared, which findings it is asked for."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SENTENCES = 10
 
 
 def preprocessing(experiment: Experiment) -> Preprocessing | None:
-    """How the films and reports of the experiment's records are prepared for its model.
+    """How the images and reports of the experiment's records are prepared for its model.
 
-    None where the data set does not say at what size it decodes films, or its data sets differ in that.
+    None where the data set does not say at what size it decodes images, or its data sets differ in that.
     """
     sizes = set(_each(experiment.data, "image_size"))
     size = experiment.model.image_size
@@ -75,7 +75,7 @@ def told_apart(source: Any, labels: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in labels if own or name in PROMPTS)
 
 
-# A trained model that takes films and phrases as they are.
+# A trained model that takes images and phrases as they are.
 
 log = logging.getLogger(__name__)
 
@@ -87,13 +87,13 @@ def load_model(
 ) -> DualEncoder:
     """The model of a finished run, in evaluation mode: a DualEncoder or a MultimodalClassifier.
 
-    Its methods ``encode_image``, ``encode_text``, ``zero_shot`` and ``preprocess`` take films and phrases as they are
+    Its methods ``encode_image``, ``encode_text``, ``zero_shot`` and ``preprocess`` take images and phrases as they are
     (models/use.py), and prepare them as the run's own records were. ``folder`` is that of a run, or its ``model``, or
     one that ``DualEncoder.save`` wrote. ``statistics`` are those of its batch normalisation, where each site keeps its
     own (``norm_statistics=site``): what a site keeps (its name in a simulated run, or the folder ``sites/<site>`` of
     the run at that site), or batches of records to estimate them on, at least 2 records each. Raises ValueError where
     the folder holds no model or a file is not as it was saved, and where it has no statistics and none are given. Warns
-    where its films were decoded otherwise than here: those are then refused.
+    where its images were decoded otherwise than here: those are then refused.
     """
     model = load.load_model(folder, statistics)
     if model.preprocessing:
@@ -104,7 +104,7 @@ def load_model(
 
 
 def decoded_size(folder: Path) -> int:
-    """Pixels that films are to be decoded to for the model in a folder: as many as those of its run were.
+    """Pixels that images are to be decoded to for the model in a folder: as many as those of its run were.
 
     Where the model does not say so, what it sees and a margin, as presets have it. Raises ValueError where there is no
     model.

@@ -111,7 +111,7 @@ TINY_POOL = Experiment(
 
 
 def _demo(name: str, method: Method, batch_size: int = 32) -> Experiment:
-    """A demo: tiny towers, pre-trained as the papers' are, on the built-in cohort; minutes on two CPU cores.
+    """A demo: tiny towers, pre-trained as the papers' are, on the synthetic cohort; minutes on two CPU cores.
 
     Its sites differ in what their patients have, as in the papers, and hardly in their scanners: the ledger's
     ``label-skew`` (data/synthetic/drawn_cohort.py), a sixth of its size. Where scanners and habits differ as well,
@@ -148,9 +148,9 @@ def _paper(name: str, method: Method) -> Experiment:
 
 
 def _real(name: str, method: Method, batch_size: int = 32) -> Experiment:
-    """For the films and reports of a few hundred patients (``--data``) on a machine without a GPU.
+    """For the images and reports of a few hundred patients (``--data``) on a machine without a GPU.
 
-    Four times as many steps recall no more of other patients. These steps already learn the training records by heart
+    Four times as many steps recall no more of other patients. These steps already memorise the training records
     (studies/README.md).
     """
     training = Training(
@@ -166,7 +166,7 @@ def _closed_form(experiment: Experiment, method: FedCCA, **model: Any) -> Experi
 
 
 def _self_supervised(name: str, method: Method, objective: Objective) -> Experiment:
-    """The demo of a baseline that learns from films alone, beside which films are matched with reports (spec 9)."""
+    """The demo of a baseline that learns from images alone, beside which images are matched with reports (spec 9)."""
     return replace(_demo(name, method), objective=objective)
 
 
@@ -178,7 +178,7 @@ def _beside_pair(name: str, method: Method, extra: Extra) -> Experiment:
 
 
 def _heterogeneous(name: str, method: Method, extra: Extra) -> Experiment:
-    """PMS-FM's setting at demo size: four different sites, one with poor films, one with retrieved reports only."""
+    """PMS-FM's setting at demo size: four different sites, one with poor images, one with retrieved reports only."""
     data = SyntheticCohort(sites=4, image_size=72, beta=0.5, hard_site="site-2")
     partition = Partition(sites=4, image_only=1, public=0.1, retrieve=True)
     demo = _demo(name, method)
@@ -459,7 +459,7 @@ GROUPS: dict[str, dict[str, str]] = {
 """What to run, by subject: each preset and what it is, in a line that no other has."""
 
 OF_REAL_FILMS = tuple(name for name in PRESETS if name.endswith("-real"))
-"""The presets with frozen published towers, for a user's own films and reports."""
+"""The presets with frozen published towers, for a user's own images and reports."""
 
 
 def get(name: str) -> Experiment:
@@ -476,7 +476,8 @@ def of_plugins() -> list[str]:
 def in_short(experiment: Experiment) -> tuple[str, str, str]:
     """Objective, sites and rounds, as `fedvlp presets` shows them."""
     objective = type(experiment.objective).__name__.removesuffix("Config")
-    return objective, str(experiment.partition.sites), str(experiment.rounds.rounds)
+    sites = getattr(experiment.data, "sites", experiment.partition.sites)  # a cohort with sites is not partitioned
+    return objective, str(sites), str(experiment.rounds.rounds)
 
 
 # What `--set` can change in an experiment: every setting, its value, and what its field's comment says it means.
@@ -537,7 +538,7 @@ def _comments(kind: type) -> dict[str, str]:
 
 
 def _comments_in(source: str) -> dict[str, str]:
-    """Field -> comment: what stands behind it, with the lines that go on, or else above it."""
+    """Field -> comment: what stands behind it, with its further lines, or else above it."""
     meanings: dict[str, str] = {}
     name, above = "", ""
     for line in source.splitlines():

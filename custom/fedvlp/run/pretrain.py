@@ -153,7 +153,7 @@ def machine() -> dict[str, str]:
 def held_out(assembly: Assembly, model: Any) -> dict[str, float]:
     """Recall on the pool's test records, in percent, with the number of queries and what chance would give.
 
-    ``r1`` and ``r5`` are among records of all sources, where scanner and wording help to tell them apart;
+    ``r1`` and ``r5`` are among records of all sources, where scanner and wording help to distinguish them;
     ``r1_within_sites`` is the mean over the sites of recall among their own. Where no batch of pairs is held out there
     is no query and no recall; where no site has one, none within sites.
     """
@@ -163,7 +163,7 @@ def held_out(assembly: Assembly, model: Any) -> dict[str, float]:
     data = assembly.data(None)
     if _has_pairs(data, protocol.batch_size):
         figures = protocol.measure(model, data, SPLIT)
-        queries = 2 * (data.sizes[SPLIT] // protocol.batch_size) * protocol.batch_size  # films and reports
+        queries = 2 * (data.sizes[SPLIT] // protocol.batch_size) * protocol.batch_size  # images and reports
         recalls = {f"r{k}": figures[names.recall(SPLIT, k)] for k in (1, 5)}
     own = [assembly.data(site) for site in assembly.data_sites()]
     within = [protocol.measure(model, of, SPLIT) for of in own if _has_pairs(of, protocol.batch_size)]
@@ -178,7 +178,7 @@ def held_out(assembly: Assembly, model: Any) -> dict[str, float]:
 
 
 def _has_pairs(data: SiteData, count: int) -> bool:
-    """Whether so many records are held out, with films and reports among them."""
+    """Whether so many records are held out, with images and reports among them."""
     return data.sizes.get(SPLIT, 0) >= count and data.modalities_in(SPLIT) == MODALITIES
 
 

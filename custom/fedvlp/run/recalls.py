@@ -28,7 +28,7 @@ TRAINED, GAIN, FROM_AVERAGE = "trained", "gain", "from average"
 """Beside ``INITIAL``: the other model, the trained minus the initial one, the trained one's minus its average."""
 
 KS = (1, 5)
-UNASKED = 20_000  # studies of the built-in cohort: the test records of more take minutes
+UNASKED = 20_000  # studies of the synthetic cohort: the test records of more take minutes
 COLUMNS = ("figure", "over", "site", "scope", "k", "queries", "recall", "low", "high", "chance", "oracle")
 SITE, TOGETHER = "site", "together"
 
@@ -98,7 +98,7 @@ def _together(run: FinishedRun, vectors: Mapping[str, Vectors]) -> Iterator[Reca
 
 
 def is_built_in(experiment: Experiment) -> bool:
-    """Whether its records are the built-in cohort's, which are nobody's."""
+    """Whether its records are the synthetic cohort's, which are nobody's."""
     return isinstance(experiment.data, SyntheticCohort)
 
 

@@ -1,4 +1,4 @@
-"""Vectors of a data set's films and reports by a trained model, and the records that are nearest to a query."""
+"""Vectors of a data set's images and reports by a trained model, and the records that are nearest to a query."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NPZ, PARQUET = SUFFIXES = (".npz", ".parquet")
 """Of the files that vectors are written to."""
 
 BATCH = 64
-"""Films or reports embedded at once."""
+"""Images or reports embedded at once."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Nearest:
 
     row: int  # of the cohort
     key: str  # of the record, as a file may have it (data/record_ids.py)
-    similarity: float  # cosine of the query and the record's film, -1..1
+    similarity: float  # cosine of the query and the record's image, -1..1
 
 
 def decoded_size(model: DualEncoder) -> int:
-    """Pixels that the films of a data set are to be decoded to for ``model``.
+    """Pixels that the images of a data set are to be decoded to for ``model``.
 
-    Raises ValueError where the model's folder does not say how films are prepared.
+    Raises ValueError where the model's folder does not say how images are prepared.
     """
     if not isinstance(model.prepare, Preprocessing):
         raise ValueError("this model's folder does not say how images are prepared; give the folder of its run")
@@ -55,9 +55,9 @@ def rows_of(cohort: Cohort, split: str | None) -> np.ndarray:
 
 
 def image_vectors(model: DualEncoder, cohort: Cohort, rows: np.ndarray) -> Tensor:
-    """Unit vectors [n, d] of the films of ``rows`` [n], on the CPU; nan where a row has no film.
+    """Unit vectors [n, d] of the images of ``rows`` [n], on the CPU; nan where a row has no image.
 
-    ``cohort``: its films are decoded to ``decoded_size`` pixels.
+    ``cohort``: its images are decoded to ``decoded_size`` pixels.
     """
     vectors = torch.full((len(rows), model.config.embedding_dim), torch.nan)
     imaged = torch.from_numpy(np.flatnonzero(cohort.has_image()[rows]))
@@ -79,10 +79,10 @@ def text_vectors(model: DualEncoder, cohort: Cohort, rows: np.ndarray) -> Tensor
 
 
 def search(model: DualEncoder, cohort: Cohort, query: Tensor, split: str | None = None, top: int = 10) -> list[Nearest]:
-    """The ``top`` records whose films are nearest to ``query`` [d], a unit vector, the nearest first.
+    """The ``top`` records whose images are nearest to ``query`` [d], a unit vector, the nearest first.
 
-    Of equal similarities the earlier row is first; records without a film are left out. Raises ValueError for a model
-    that was not trained to compare, a ``top`` below 1, and where no record has a film.
+    Of equal similarities the earlier row is first; records without an image are left out. Raises ValueError for a model
+    that was not trained to compare, a ``top`` below 1, and where no record has an image.
     """
     model.require_comparable("search")
     if top < 1:
@@ -120,10 +120,10 @@ def refuse_other_suffix(out: Path) -> None:
 
 
 def write_vectors(model: DualEncoder, cohort: Cohort, out: Path, split: str | None = None) -> dict[str, int]:
-    """Writes ``out``, and returns how many records, films and reports are in it.
+    """Writes ``out``, and returns how many records, images and reports are in it.
 
     Arrays, or columns of a Parquet file: ``key`` [N], ``split`` [N], ``site`` [N] ("" where there is none), ``image``
-    and ``text`` [N, d] float32; nan (Parquet: null) where a record has no film or no report. Raises ValueError as
+    and ``text`` [N, d] float32; nan (Parquet: null) where a record has no image or no report. Raises ValueError as
     ``refuse_other_suffix`` does.
     """
     refuse_other_suffix(out)

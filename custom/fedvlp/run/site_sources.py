@@ -57,7 +57,7 @@ class SiteSources:
     def _alike(self) -> dict[Path | None, list[str]]:
         """The sites whose data sets mean the same record by the same id.
 
-        Published collections do, and tables with films in one folder. Hospitals number files and patients each for
+        Published collections do, and tables with images in one folder. Hospitals number files and patients each for
         itself.
         """
         alike: dict[Path | None, list[str]] = {}

@@ -117,7 +117,7 @@ class RunStatus:
         self._told: dict[str, list[str]] = {}
 
     def begin(self, method: Method, rounds: Rounds, server: Server, next_phase: int) -> None:
-        """The run begins, or goes on, at that phase of the server's round."""
+        """The run begins, or resumes, at that phase of the server's round."""
         names = method.phases(server.round) if server.round < rounds.rounds else (EVALUATE,)
         measured = bool(server.history) and server.history[-1]["phase"] == EVALUATE  # nothing is left then
         self._left = 0 if measured else phases_left(method, rounds, server.round, next_phase)
@@ -183,7 +183,7 @@ class RunStatus:
         return {"summary": summary(fields), **fields}
 
     def note(self) -> None:
-        """Writes that the run goes on."""
+        """Writes that the run continues."""
         self._write(RUNNING, "")
 
     def end(self, status: str, reason: str = "") -> None:

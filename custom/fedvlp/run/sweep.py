@@ -36,7 +36,7 @@ class Column:
 
     title: str
     figure: str
-    factor: float = 1.0  # what the figure is multiplied by: areas are 0..1, and shown in percent
+    factor: float = 1.0  # what the figure is multiplied by: AUCs are 0..1, and shown in percent
 
 
 def columns_of(split: str) -> tuple[Column, ...]:

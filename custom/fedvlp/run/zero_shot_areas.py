@@ -42,7 +42,7 @@ RATES = tuple(step / 20 for step in range(21))
 
 @dataclass(frozen=True)
 class Area:
-    """How well a model ranks the test films of a site by a finding that it was told in words alone."""
+    """How well a model ranks the test images of a site by a finding that it was told in words alone."""
 
     model: str  # INITIAL or TRAINED
     site: str
@@ -54,7 +54,7 @@ class Area:
 
 
 def file_of(folder: RunFolder) -> Path:
-    """Where the areas of a run are."""
+    """Where the AUCs of a run are."""
     return measurements.folder_of(folder) / measurements.AREAS
 
 
@@ -81,7 +81,7 @@ def measure(folder: RunFolder, run: FinishedRun | None = None) -> Path | None:
 
 @torch.no_grad()
 def _areas(run: FinishedRun, protocol: ZeroShot, name: str, own: Mapping[str, State], state: State) -> Iterator[Area]:
-    """The areas of a site's ``own`` model, or else of ``state``, at every site."""
+    """The AUCs of a site's ``own`` model, or else of ``state``, at every site."""
     torch.set_num_threads(run.experiment.training.threads)
     load = distortion.load if name == INITIAL else loader(run.assembly)
     sentences = [
@@ -113,9 +113,9 @@ def _of_site(
     imaged: Tensor,
     patients: Sequence[str],
 ) -> Iterator[Area]:
-    """The areas at one site from scores [seeds, N, C], labels [N, C], which records have a film [N], and patients [N].
+    """The AUCs at one site from scores [seeds, N, C], labels [N, C], records that have an image [N], and patients [N].
 
-    A finding without a positive or without a negative film has none.
+    A finding without a positive or without a negative image has none.
     """
     for index, finding in enumerate(classes):
         known = imaged & (labels[:, index] != -1)
@@ -130,12 +130,12 @@ def _of_site(
 
 
 def read(folder: RunFolder) -> list[Area]:
-    """The areas that ``measure`` wrote; none where it did not, or of another model. Raises ValueError for damage."""
+    """The AUCs that ``measure`` wrote; none where it did not, or of another model. Raises ValueError for damage."""
     return measurements.lines_of(folder, file_of(folder), _read)
 
 
 def at_chance(path: Path) -> bool:
-    """Whether a run's areas were measured, and no more than one in twenty of them lies above chance for certain."""
+    """Whether a run's AUCs were measured, and no more than one in twenty of them lies above chance for certain."""
     areas = [one.area for one in read(RunFolder(path)) if one.model == TRAINED and not math.isnan(one.area.low)]
     return bool(areas) and sum(area.low > 0.5 for area in areas) <= len(areas) / 20
 

@@ -54,7 +54,7 @@ def fixed(training: Training, device: torch.device, folder: Path | None) -> Trai
     """The settings with every ``auto`` replaced by what the probe found when the site or server first trained in a run.
 
     That is kept in its ``folder`` (None: nowhere): a busy machine or another process could choose otherwise, and a run
-    would go on with other arithmetic than it began with.
+    would continue with other arithmetic than it began with.
     """
     if "auto" not in (training.precision, training.attention) or folder is None:
         return training

@@ -84,7 +84,7 @@ BUCKET = 25 * 2**20
 
 
 class MeansInBackward:
-    """Gradients become their means over the processes while the backward pass goes on, a bucket at a time.
+    """Gradients become their means over the processes while the backward pass runs, a bucket at a time.
 
     The gradients of the last layers are complete first and travel while those of the first are computed. Processes
     exchange the buckets in one fixed order, whichever is complete first, since each has to answer the same question.

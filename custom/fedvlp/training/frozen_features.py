@@ -198,7 +198,7 @@ class FixedFeatures:
 
     Kept in memory by what made them, not by who asks: stage 1 of FedDRA, its anchors and v_i share one pass. What a
     record's tokens are does not depend on who asks first: all records go through the towers in their order, ``ROWS`` at
-    a time, so that a restart or another process has the same bytes. They go when the task ends in which the encoders
+    a time, so that a restart or another process reads equal bytes. They go when the task ends in which the encoders
     were trained. Where a client's tokens are too many, or where its encoders normalise by the batch, nothing is kept:
     the towers are run at every step, on the batch's own images.
     """

@@ -74,7 +74,7 @@ def rows_of(batch: Batch, rows: slice) -> Batch:
 
 @contextmanager
 def random_numbers_of_this_rank(several: bool) -> Iterator[None]:
-    """Among several processes each draws its own dropout, and all go on with the same random numbers afterwards."""
+    """Among several processes each draws its own dropout, and all continue with the same random numbers afterwards."""
     if not several:
         yield
         return

@@ -1,4 +1,4 @@
-"""A long phase that survives its process: what ``train`` needs to go on in the middle, in one file at the site."""
+"""A long phase that survives its process: what ``train`` needs to resume in the middle, in one file at the site."""
 
 from __future__ import annotations
 

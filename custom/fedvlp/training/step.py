@@ -221,7 +221,7 @@ class Stepper:
         return complete
 
     def restore(self, tensors: State, numbers: dict[str, Any]) -> None:
-        """Goes on in the phase where :meth:`tensors` and :meth:`numbers` were taken."""
+        """Continues the phase where :meth:`tensors` and :meth:`numbers` were taken."""
         self._load(tensors, numbers["groups"])
         self.schedule.load_state_dict(numbers["schedule"])
         self.scaler.load_state_dict(numbers["scaler"])

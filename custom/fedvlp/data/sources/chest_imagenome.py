@@ -1,4 +1,4 @@
-"""Chest ImaGenome (Wu et al., 2021, https://arxiv.org/abs/2108.00316): findings by region of MIMIC-CXR's films."""
+"""Chest ImaGenome (Wu et al., 2021, https://arxiv.org/abs/2108.00316): findings by region of MIMIC-CXR's images."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class ChestImaGenomeSource(Published):
-    """The silver scene graphs: the sentences of each film's regions as its text, their attributes as labels.
+    """The silver scene graphs: the sentences of each image's regions as its text, their attributes as labels.
 
     A finding is 1 where any region has it, 0 where regions are said to be free of it and none has it, else nan. The
-    published split is by patient. The films, the patients and so the hashed ids are MIMIC-CXR's.
+    published split is by patient. The images, the patients and so the hashed ids are MIMIC-CXR's.
     """
 
     table: ClassVar[str] = "silver_dataset"
@@ -51,13 +51,13 @@ class ChestImaGenomeSource(Published):
 
     path: str = field(metadata=BELOW_ROOT)  # silver_dataset, with scene_graph/ and splits/
     root: str | None = None  # folder of MIMIC-CXR-JPG's files/; None: text and labels alone
-    suffix: str = "jpg"  # of the films: jpg (MIMIC-CXR-JPG) or dcm (MIMIC-CXR)
+    suffix: str = "jpg"  # of the images: jpg (MIMIC-CXR-JPG) or dcm (MIMIC-CXR)
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names without an attribute are nan
-    min_report_words: int = 3  # films with shorter text are left out
+    min_report_words: int = 3  # images with shorter text are left out
     min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
 
     def listing(self) -> Listing:
-        """The films of the three splits but for those to avoid. Raises ValueError for what is missing or no graph."""
+        """The images of the three splits but for those to avoid. Raises ValueError for what is missing or no graph."""
         published, splits = self._rows()
         avoided = {row["dicom_id"] for row in read_rows("chest_imagenome", self._split("images_to_avoid"), COLUMNS)}
         rows = [(row, split) for row, split in zip(published, splits, strict=True) if row["dicom_id"] not in avoided]
@@ -106,11 +106,11 @@ class ChestImaGenomeSource(Published):
         return Path(self.path) / "splits" / f"{name}.csv"
 
     def _film(self, row: Row) -> Path:
-        """The film of a row, whose published path is relative to MIMIC-CXR's folder and ends in .dcm."""
+        """The image of a row, whose published path is relative to MIMIC-CXR's folder and ends in .dcm."""
         return Path(self.root or "") / study_folder(row) / f"{row['dicom_id']}.{self.suffix}"
 
     def _graph(self, key: str) -> tuple[list[str], dict[str, bool]]:
-        """The different sentences of a film, in order, and its attributes: whether any region has it."""
+        """The different sentences of an image, in order, and its attributes: whether any region has it."""
         file = Path(self.path) / "scene_graph" / f"{key}_SceneGraph.json"
         try:
             regions = json.loads(file.read_text(encoding="utf-8"))["attributes"]

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class JoinedSource:
     """CreamFL (spec 6.1): public COCO, 15 sites of Flickr30k, 10 of CIFAR-100, 10 of AG News; Dirichlet 0.1 by class.
 
-    Pairs have no class: each split of them is cut into ``shards`` contiguous runs of studies, which are dealt to the
-    sites at random, equally many to each. Images and texts are dealt by class, and a draw is repeated until every site
+    Pairs have no class: each split of them is cut into ``shards`` contiguous runs of studies, which are assigned to the
+    sites at random, equally many to each. Images and texts are assigned by class; a draw is repeated until every site
     has at least 10 records (``dirichlet_partition``). Sites are named site-01, ...: first those with pairs, then with
     images, then with texts. Labels are those of all collections; a record's label of another collection is nan.
     Differs: CreamFL repeats its draw until a site has 10 images (CIFAR-100) or 3,000 texts (AG News); here the least

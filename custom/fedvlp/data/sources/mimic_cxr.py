@@ -1,4 +1,4 @@
-"""MIMIC-CXR and MIMIC-CXR-JPG 2.0.0 (Johnson et al., 2019, https://arxiv.org/abs/1901.07042): films with reports."""
+"""MIMIC-CXR and MIMIC-CXR-JPG 2.0.0 (Johnson et al., 2019, https://arxiv.org/abs/1901.07042): images with reports."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ IMPRESSIONS = ("CONCLUSION", "IMPRESSON", "IMPRESION", "IMPRSSION", "IMPERSSION"
 
 OF_FINDINGS = ("FINDINS", "FINDINDGS", "FINDGINGS", "FINDNGS", "FINDNINGS", "FINIDNGS")
 OTHER = ("HISTORY", "COMPARISON", "INDICATION", "TECHNIQUE")
-"""Words in the headings of sections that are none of these, even where they name the film."""
+"""Words in the headings of sections that are none of these, even where they name the image."""
 
 FILMS = (
     "CHEST", "PORTABLE", "PA AND LAT", "LATERAL AND PA", "AP AND LAT", "LATERAL AND AP", "FRONTAL AND", "TWO VIEWS",
     "FRONTAL VIEW", "PA VIEW", "AP VIEW", "ONE VIEW", "LATERAL VIEW", "BONE WINDOW", "FRONTAL UPRIGHT",
     "FRONTAL SEMI-UPRIGHT", "RIBS",
 )  # fmt: skip
-"""Words in a heading that names the films that follow, as in "PA AND LATERAL VIEWS OF THE CHEST:"."""
+"""Words in a heading that names the images that follow, as in "PA AND LATERAL VIEWS OF THE CHEST:"."""
 
 WHOLE = "REPORT"  # the heading that ``sections`` makes of a banner "FINAL REPORT"
 
@@ -46,7 +46,7 @@ Row = dict[str, str]
 class MIMICSource(Published):
     """The tables of MIMIC-CXR-JPG, its images or the DICOM files of MIMIC-CXR, and the reports of MIMIC-CXR.
 
-    One row per frontal film (PA, AP) of a study whose report says something; the text is impression + " " + findings
+    One row per frontal image (PA, AP) of a study whose report says something; the text is impression + " " + findings
     (spec 1.1), under the headings that the collection's authors take for these (``meaning``), or where there is neither
     the last paragraphs (``last_paragraphs``), and then what an addendum corrects or adds. Labels keep the published
     values of the study: 1, 0, -1 (uncertain), blank (nan).
@@ -82,7 +82,7 @@ class MIMICSource(Published):
         return {"path": str(images), "root": str(images)} | ({"reports": str(reports)} if reports else {})
 
     def listing(self) -> Listing:
-        """The films with text. Raises ValueError that names missing tables or columns, or counts missing reports."""
+        """The images with text. Raises ValueError that names missing tables or columns, or counts missing reports."""
         if self.suffix not in ("jpg", "dcm"):
             raise ValueError(f"mimic_cxr source: suffix is {self.suffix!r}; it must be jpg or dcm")
         films, split, labelled = (self._table(name) for name in TABLES)
@@ -136,7 +136,7 @@ class MIMICSource(Published):
         return list(read_rows("mimic_cxr", files[name], TABLES[name]))
 
     def _reported(self, films: list[Row]) -> list[Row]:
-        """The films whose report is there. Raises ValueError for more studies without than ``max_missing``."""
+        """The images whose report is there. Raises ValueError for more studies without than ``max_missing``."""
         there = {row["study_id"]: self._report(row).is_file() for row in films}
         missing = sum(not one for one in there.values())
         where = "reports are not in files/ there: they are a download of their own, and reports=FOLDER says where it is"

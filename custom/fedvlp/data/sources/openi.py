@@ -1,4 +1,4 @@
-"""Open-I, Indiana University (Demner-Fushman et al., 2016, doi:10.1093/jamia/ocv080): reports, films if present."""
+"""Open-I, Indiana University (Demner-Fushman et al., 2016, doi:10.1093/jamia/ocv080): reports, images if present."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Report:
 class OpenISource(Published):
     """``NLMCXR_reports.tgz`` or its folder of XML files, and the folder of the images (``NLMCXR_png``).
 
-    The reports do not say which of their films is frontal and which lateral; ``projections`` does. Without it all films
-    are used, and counted as of an unknown view.
-    The text is impression + " " + findings (spec 1.1). Labels come from the indexers' MeSH headings: a finding that
-    they did not index is absent (0), and a report that they did not index at all is not labelled (nan).
+    The reports do not say which of their images is frontal and which lateral; ``projections`` does. Without it all
+    images are used, and counted as of an unknown view. The text is impression + " " + findings (spec 1.1). Labels come
+    from the indexers' MeSH headings: a finding that they did not index is absent (0), and a report that they did not
+    index at all is not labelled (nan).
     """
 
     table: ClassVar[str] = "NLMCXR_reports.tgz"
@@ -62,18 +62,18 @@ class OpenISource(Published):
 
     path: str = field(metadata=BELOW_ROOT)  # NLMCXR_reports.tgz, a folder of XML files, or Kaggle's indiana_reports.csv
     root: str | None = None  # folder of <image id>.png; None: text alone, one row per report
-    # indiana_projections.csv (uid, filename, projection); None: no film's view is known
+    # indiana_projections.csv (uid, filename, projection); None: no image's view is known
     projections: str | None = field(default=None, metadata=BELOW_ROOT)
-    views: tuple[str, ...] | str = VIEWS[:1]  # of Frontal, Lateral: the films that are used, where views are known
+    views: tuple[str, ...] | str = VIEWS[:1]  # of Frontal, Lateral: the images that are used, where views are known
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names without a heading are nan
     min_report_words: int = 3  # shorter reports are left out
     min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
 
     @classmethod
     def layout(cls, root: Path) -> dict[str, str]:
-        """The reports, packed or unpacked (``ecgen-radiology``), and the films unpacked into ``NLMCXR_png``.
+        """The reports, packed or unpacked (``ecgen-radiology``), and the images unpacked into ``NLMCXR_png``.
 
-        The archive alone, as ``path``, is texts without films.
+        The archive alone, as ``path``, is texts without images.
         """
         names, films = [cls.table, "ecgen-radiology", KAGGLE], ["NLMCXR_png", "images/images_normalized", "images"]
         require_items("openi", root, [" or ".join(names), " or ".join(films)])
@@ -82,10 +82,10 @@ class OpenISource(Published):
         return given | ({"projections": str(views)} if views else {})
 
     def listing(self) -> Listing:
-        """One row per report or, with ``root``, per film of a chosen view. Each report counts as a patient of its own.
+        """One row per report or, with ``root``, per image of a chosen view. Each report counts as a patient of its own.
 
         Raises ValueError for a ``path`` or an XML file that is not Open-I's, for unknown ``views``, and where more than
-        ``max_missing`` of the films are not under ``root``.
+        ``max_missing`` of the images are not under ``root``.
         """
         wanted = names_of(self.labels)
         published = sorted(self.reports(), key=lambda report: report.key)
@@ -128,7 +128,7 @@ class OpenISource(Published):
     def _films(
         self, root: Path, reports: list[Report], left_out: dict[str, int]
     ) -> list[tuple[Report, Path | None, str]]:
-        """(report, file, view or "") of each film that is used; ``left_out`` counts the others."""
+        """(report, file, view or "") of each image that is used; ``left_out`` counts the others."""
         views, chosen = self._views(), names_of(self.views)
         if unknown := set(chosen) - set(VIEWS):
             raise ValueError(f"openi source: {len(unknown)} of the views are none of {', '.join(VIEWS)}")
@@ -143,7 +143,7 @@ class OpenISource(Published):
         return list(there)
 
     def _views(self) -> dict[str, str]:
-        """Key of a film (``_film_key``) -> its view; empty without the table."""
+        """Key of an image (``_film_key``) -> its view; empty without the table."""
         if self.projections is None:
             return {}
         rows = read_rows("openi", self.projections, ("uid", "filename", "projection"))
@@ -167,7 +167,7 @@ class OpenISource(Published):
             raise ValueError(f"openi source: path is neither NLMCXR_reports.tgz, a folder of XML files nor {KAGGLE}")
 
     def _of_kaggle(self) -> Iterator[Report]:
-        """The reports of Kaggle's copy, whose films are named in the table of views."""
+        """The reports of Kaggle's copy, whose images are named in the table of views."""
         films: dict[str, list[str]] = {}
         if self.projections is not None:
             for row in read_rows("openi", self.projections, ("uid", "filename")):
@@ -188,7 +188,7 @@ def _headings(majors: Iterable[str]) -> frozenset[str] | None:
 
 
 def _film_key(name: str) -> str:
-    """What the names of a film have in common: "1 IM-0001-3001" of CXR1_1_IM-0001-3001 and 1_IM-0001-3001.dcm.png."""
+    """What the names of an image have in common: "1 IM-0001-3001" of CXR1_1_IM-0001-3001 and 1_IM-0001-3001.dcm.png."""
     report, _, rest = name.removeprefix("CXR").partition("_")
     return f"{report} {rest[rest.find('IM-') :].removesuffix('.png').removesuffix('.dcm')}"
 

@@ -302,7 +302,7 @@ class Published(DataSource):
     test_fraction: float = 0.2  # of the patients, 0..1, where the collection has no test split
     seed: int = 0  # of the drawn splits
     cache: str | None = None  # folder for decoded images and for tokens; None: made in memory by every process
-    burned_in: str = HEADER  # text in films: search | header | accept; what is published has been looked at
+    burned_in: str = HEADER  # text in images: search | header | accept; what is published has been looked at
     max_missing: float = 0.0  # of the images, 0..1: how many may not be under root, as where a part was downloaded
 
     @classmethod

@@ -129,9 +129,9 @@ def _question(asked: dict[str, Any], answered: dict[str, Any]) -> Question:
     return Question(sys.intern(asked["question"]), answers, sys.intern(answered["multiple_choice_answer"]), kind)
 
 
-# EHRXQA's questions about one film: its part MIMIC-CXR-VQA (Bae et al., 2023, https://arxiv.org/abs/2310.18652).
+# EHRXQA's questions about one image: its part MIMIC-CXR-VQA (Bae et al., 2023, https://arxiv.org/abs/2310.18652).
 #
-# EHRXQA's other questions address patients through SQL and name no film.
+# EHRXQA's other questions address patients through SQL and name no image.
 
 EHRXQA_SPLITS = {"train": "train", "valid": "val", "test": "test"}
 FIELDS = ("idx", "subject_id", "study_id", "image_id", "question", "answer")
@@ -142,8 +142,8 @@ FOLDERS = ("mimiccxrvqa/dataset", "dataset")
 class EHRXQASource(Published):
     """``train.json``, ``valid.json`` and ``test.json``, with answers: one row a question, in the published splits.
 
-    The text is question and answer (spec 10.1); several answers are joined by "and". A film with several
-    questions has several rows, of one study. The films, the patients and so the hashed ids are MIMIC-CXR's.
+    The text is question and answer (spec 10.1); several answers are joined by "and". An image with several
+    questions has several rows, of one study. The images, the patients and so the hashed ids are MIMIC-CXR's.
     """
 
     known: ClassVar[str] = "ehrxqa"
@@ -154,7 +154,7 @@ class EHRXQASource(Published):
 
     path: str = field(metadata=BELOW_ROOT)  # folder of the three files
     root: str | None = None  # folder of MIMIC-CXR-JPG's files/; None: text alone
-    suffix: str = "jpg"  # of the films: jpg (MIMIC-CXR-JPG) or dcm (MIMIC-CXR)
+    suffix: str = "jpg"  # of the images: jpg (MIMIC-CXR-JPG) or dcm (MIMIC-CXR)
     min_report_words: int = 3  # questions with shorter text are left out
     min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
 
@@ -200,7 +200,7 @@ class EHRXQASource(Published):
         return rows
 
     def _film(self, row: dict[str, str]) -> Path:
-        """The film of a question below MIMIC-CXR's folder."""
+        """The image of a question below MIMIC-CXR's folder."""
         return Path(self.root or "") / study_folder(row) / f"{row['image_id']}.{self.suffix}"
 
 

@@ -146,7 +146,7 @@ class TableSource(DataSource):
     patient_column: str = "patient_id"  # absent: each study its own patient, or each image
     study_column: str = "study_id"  # absent: each image its own study; a visit's number is counted with its patient
     split_column: str = "split"  # absent or "": drawn by patient, per site
-    view_column: str = "view"  # AP, PA, ...: a subgroup, and films are counted by it; absent or "": not known
+    view_column: str = "view"  # AP, PA, ...: a subgroup, and images are counted by it; absent or "": not known
     val_fraction: float = 0.1  # of the patients, when splits are drawn
     test_fraction: float = 0.2  # of the patients, when splits are drawn
     seed: int = 0  # of the drawn splits
@@ -158,7 +158,7 @@ class TableSource(DataSource):
     max_skipped: float = 0.2  # more skipped rows than this part of the table is an error, 0..1
     sentence_table: str | None = field(default=None, metadata=BELOW_ROOT)  # CSV of data/sentences.py; None: no labels
     cache: str | None = None  # folder for decoded images and for tokens; None: made in memory by every process
-    burned_in: str = SEARCH  # text in films: search (pixels, where fedvlp[ocr] is installed) | header | accept
+    burned_in: str = SEARCH  # text in images: search (pixels, where fedvlp[ocr] is installed) | header | accept
     # of image files, not 0 within a structure that the column is named after; names, or "a,b"; an empty cell: no mask
     mask_columns: tuple[str, ...] | str = ""
     # sex, age, ...: what evaluations judge by; names, or "a,b"; "age" becomes bands of 20 years
@@ -180,7 +180,7 @@ class TableSource(DataSource):
         return self.prepare()[1]
 
     def folder(self) -> Path:
-        """The folder that names of images are relative to. Two films of one name are one film only in one folder."""
+        """The folder that names of images are relative to. Two images of one name are one image only in one folder."""
         return (Path(self.root) if self.root else Path(self.path).parent).resolve()
 
     def names_sites(self) -> bool:
@@ -198,7 +198,7 @@ class TableSource(DataSource):
     def screen(self, most: int | None = None, building: Building = SERIAL) -> Screened:
         """The usable rows' reports, searched, before any image is decoded. Raises ValueError as ``prepare`` does.
 
-        No column but that of the reports is searched: one that credits the authors of published films names no patient.
+        Only the column of the reports is searched: one that credits the authors of published images names no patient.
         """
         self._check()
         table, columns = self._read(self._named())

@@ -108,12 +108,12 @@ class TabularSource(Published):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedSource(TabularSource):
-    """Base class of those with reports: films without are left out."""
+    """Base class of those with reports: images without are left out."""
 
     cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
     reported: ClassVar[bool] = True
 
-    min_report_words: int = 3  # films with shorter reports are left out
+    min_report_words: int = 3  # images with shorter reports are left out
     min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
 
     def cleaned(self, report: str) -> str:
@@ -126,7 +126,7 @@ def _study(film: TableFilm) -> str:
 
 
 def _mentioned(terms: Collection[str] | None, meanings: Terms) -> dict[str, float]:
-    """Label -> whether one of its ``meanings`` is among the ``terms``; nothing for a film that nobody labelled."""
+    """Label -> whether one of its ``meanings`` is among the ``terms``; nothing for an image that nobody labelled."""
     if terms is None:
         return {}
     return {name: float(not set(meaning).isdisjoint(terms)) for name, meaning in meanings.items()}
@@ -134,7 +134,7 @@ def _mentioned(terms: Collection[str] | None, meanings: Terms) -> dict[str, floa
 
 @dataclass(frozen=True)
 class PadChestSource(ReportedSource):
-    """PadChest (Bustos et al., 2020, https://arxiv.org/abs/1901.07441): 160,000 films with Spanish reports.
+    """PadChest (Bustos et al., 2020, https://arxiv.org/abs/1901.07441): 160,000 images with Spanish reports.
 
     The reports are published as word stems ("cambi pulmonar cronic"). Images lie in the folders of their archives
     (0, 1, ... 54), or all in one. Splits are drawn.
@@ -144,7 +144,7 @@ class PadChestSource(ReportedSource):
     table: ClassVar[str] = "PADCHEST_chest_x_ray_images_labels_160K_01.02.19.csv"
 
     def films(self) -> Iterator[TableFilm]:
-        """A film's age is that at its study; what the tables call L is lateral."""
+        """An image's age is that at its study; what the tables call L is lateral."""
         columns = ("ImageID", "ImageDir", "StudyID", "PatientID", "Projection", "Report", "Labels")
         optional = ("StudyDate_DICOM", "PatientBirth", "PatientSex_DICOM")
         views = {"PA": "PA", "AP": "AP", "AP_horizontal": "AP", "L": "lateral", "COSTAL": "ribs", "EXCLUDE": "none"}
@@ -169,7 +169,7 @@ class PadChestSource(ReportedSource):
 
 @dataclass(frozen=True, kw_only=True)
 class CheXpertPlusSource(ReportedSource):
-    """CheXpert Plus (Chambon et al., 2024, https://arxiv.org/abs/2405.19538): CheXpert's films with their reports.
+    """CheXpert Plus (Chambon et al., 2024, https://arxiv.org/abs/2405.19538): CheXpert's images with their reports.
 
     The text is impression + " " + findings. Labels are CheXbert's of the reports, where ``labelled`` is given. The
     published split is train and valid; a test split is drawn by patient from train.
@@ -233,20 +233,20 @@ class CheXpertPlusSource(ReportedSource):
 
 @dataclass(frozen=True)
 class VinDrSource(TabularSource):
-    """VinDr-CXR (Nguyen et al., 2022, doi:10.1038/s41597-022-01498-w): films labelled by radiologists, no reports.
+    """VinDr-CXR (Nguyen et al., 2022, doi:10.1038/s41597-022-01498-w): images labelled by radiologists, no reports.
 
-    ``path`` is PhysioNet's folder annotations, or Kaggle's train.csv. A film has a class where one of its radiologists
+    ``path`` is PhysioNet's folder annotations, or Kaggle's train.csv. An image has a class where one of its readers
     says so, in PhysioNet's tables of labels or by a box in Kaggle's table. ``labels`` may name their classes too
-    ("Aortic enlargement"). The tables have no patients: two films of one patient count as two patients.
+    ("Aortic enlargement"). The tables have no patients: two images of one patient count as two patients.
     """
 
     known: ClassVar[str] = "vindr_cxr"
     table: ClassVar[str] = "annotations"
     published_as: ClassVar[Mapping[str, str]] = {"path": "annotations or train.csv"}
-    needs: ClassVar[tuple[str, ...]] = ("train",)  # of Kaggle's competition the test films have no labels
+    needs: ClassVar[tuple[str, ...]] = ("train",)  # of Kaggle's competition the test images have no labels
 
     def films(self) -> Iterator[TableFilm]:
-        """Each film once, with the classes of all its rows."""
+        """Each image once, with the classes of all its rows."""
         folder = Path(self.path)
         if not folder.is_dir():
             yield from self._of("train", self._boxed(folder))
@@ -264,7 +264,7 @@ class VinDrSource(TabularSource):
             yield TableFilm(key, f"{split}/{key}", {**of_film, **named}, split=given)
 
     def _boxed(self, table: Path) -> dict[str, dict[str, float]]:
-        """Film -> class -> whether it has a box of it, of all classes that any film has."""
+        """Image -> class -> whether it has a box of it, of all classes that any image has."""
         rows = list(read_rows(self.known, table, ("image_id", "class_name")))
         none = dict.fromkeys((row["class_name"] for row in rows), 0.0)
         films = {row["image_id"]: dict(none) for row in rows}
@@ -273,7 +273,7 @@ class VinDrSource(TabularSource):
         return films
 
     def _tabled(self, table: Path) -> dict[str, dict[str, float]]:
-        """Film -> class -> 1 where one of its rows has 1."""
+        """Image -> class -> 1 where one of its rows has 1."""
         films: dict[str, dict[str, float]] = {}
         for row in read_rows(self.known, table, ("image_id",), VINDR_CLASSES):
             film = films.setdefault(row["image_id"], {})
@@ -294,7 +294,7 @@ VINDR_CLASSES = (
 
 @dataclass(frozen=True, kw_only=True)
 class NIHSource(TabularSource):
-    """NIH ChestX-ray14 (Wang et al., 2017, https://arxiv.org/abs/1705.02315): films with labels, without reports.
+    """NIH ChestX-ray14 (Wang et al., 2017, https://arxiv.org/abs/1705.02315): images with labels, without reports.
 
     A finding that is not listed is absent (0): the collection has no blanks and no uncertain values.
     """
@@ -311,7 +311,7 @@ class NIHSource(TabularSource):
     test_list: str | None = field(default=None, metadata=BELOW_ROOT)
 
     def films(self) -> Iterator[TableFilm]:
-        """A film on the published list is tested on."""
+        """An image on the published list is tested on."""
         columns = ("Image Index", "Finding Labels", "Patient ID", "Follow-up #")
         listed = self._listed()
         for row in read_rows(self.known, self.path, columns, ("Patient Gender", "Patient Age", "View Position")):
@@ -336,7 +336,7 @@ class NIHSource(TabularSource):
 
 @dataclass(frozen=True, kw_only=True)
 class CheXpertSource(TabularSource):
-    """CheXpert (Irvin et al., 2019, https://arxiv.org/abs/1901.07031): films with labels, without reports.
+    """CheXpert (Irvin et al., 2019, https://arxiv.org/abs/1901.07031): images with labels, without reports.
 
     The published split is train and valid, by patient; a test split is drawn by patient from train.csv. Labels keep the
     published values: 1, 0, -1 (uncertain), blank (nan). The objective decides how they count. ``root`` is
@@ -399,17 +399,17 @@ CLASSES = {  # class of stage_2_detailed_class_info.csv -> findings
 }
 """What RSNA's detailed classes say; a patient who has none is in neither."""
 SIDE = 1024
-"""Pixels of every film of RSNA's, which is a square; boxes are in these."""
+"""Pixels of every image of RSNA's, which is a square; boxes are in these."""
 PNEUMOTHORAX = "Pneumothorax"
 ABSENT = "-1"  # stands for "no outline" in the column EncodedPixels
 
 
 @dataclass(frozen=True, kw_only=True)
 class RSNASource(TabularSource):
-    """RSNA Pneumonia, stage 2 (Shih et al., 2019, doi:10.1148/ryai.2019180041): films with boxes, without reports.
+    """RSNA Pneumonia, stage 2 (Shih et al., 2019, doi:10.1148/ryai.2019180041): images with boxes, without reports.
 
-    The table has a row a box, the cohort one a patient, who has one film. Pneumonia is the column Target: 1 where there
-    is a box. The mask of Pneumonia is the union of a film's boxes (spec 10.3).
+    The table has a row a box, the cohort one a patient with one image. Pneumonia is the column Target: 1 where there
+    is a box. The mask of Pneumonia is the union of an image's boxes (spec 10.3).
     """
 
     known: ClassVar[str] = "rsna"
@@ -433,14 +433,14 @@ class RSNASource(TabularSource):
             yield TableFilm(key, unpacked / f"{key}.dcm", {"Pneumonia": float(box), **CLASSES[detail.get(key, "")]})
 
     def listing(self) -> Listing:
-        """With the boxes of each film. Raises ValueError for a box that is none of such a film."""
+        """With the boxes of each image. Raises ValueError for a box that is none of such an image."""
         listing, boxes = super().listing(), self._boxes()
         return replace(
             listing, boxes=None if self.root is None else {"Pneumonia": [boxes[key] for key in listing.keys]}
         )
 
     def _boxes(self) -> dict[str, tuple[Box, ...]]:
-        """Patient -> boxes, as shares of the film's side."""
+        """Patient -> boxes, as shares of the image's side."""
         boxes: dict[str, tuple[Box, ...]] = {}
         strange = 0
         for row in read_rows(self.known, self.path, self.columns):
@@ -469,7 +469,7 @@ class RSNASource(TabularSource):
 
 
 def _box(cells: list[str]) -> Box | None:
-    """The box of the cells x, y, width and height, as shares of the film's side; None where it is not on the film."""
+    """The box of the cells x, y, width and height, as shares of the image's side; None where it is not on the image."""
     try:
         left, top, width, height = (float(cell) / SIDE for cell in cells)
     except ValueError:
@@ -479,7 +479,7 @@ def _box(cells: list[str]) -> Box | None:
 
 
 def _outlined(source: str, rows: Sequence[tuple[str, str]]) -> dict[str, dict[str, float]]:
-    """Film -> whether any of its ``rows`` (film, run lengths or -1) outlines a pneumothorax, in their order.
+    """Image -> whether any of its ``rows`` (image, run lengths or -1) outlines a pneumothorax, in their order.
 
     Raises ValueError for an outline that is neither.
     """
@@ -497,11 +497,11 @@ def _outlined(source: str, rows: Sequence[tuple[str, str]]) -> dict[str, dict[st
 
 @dataclass(frozen=True, kw_only=True)
 class SIIMSource(TabularSource):
-    """SIIM-ACR Pneumothorax (Kaggle, 2019): films of NIH ChestX-ray14 with outlined pneumothoraces, without reports.
+    """SIIM-ACR Pneumothorax (Kaggle, 2019): images of NIH ChestX-ray14 with outlined pneumothoraces, without reports.
 
-    The table has a row an outline, the cohort one a film. Pneumothorax is 1 where any of its rows has an outline, else
-    0; other findings are not labelled. The tables have no patients. Splits are drawn: the published test films have no
-    public outlines. The films are NIH's, so this is no other site than ``nih_cxr14``.
+    The table has a row an outline, the cohort one an image. Pneumothorax is 1 where a row of it has an outline, else
+    0; other findings are not labelled. The tables have no patients. Splits are drawn: the published test images have no
+    public outlines. The images are NIH's, so this is no other site than ``nih_cxr14``.
     """
 
     known: ClassVar[str] = "siim"
@@ -513,7 +513,7 @@ class SIIMSource(TabularSource):
     labels: tuple[str, ...] | str = (PNEUMOTHORAX,)
 
     def films(self) -> Iterator[TableFilm]:
-        """Each film once."""
+        """Each image once."""
         rows = [(row["ImageId"], row["EncodedPixels"]) for row in read_rows(self.known, self.path, SIIM_COLUMNS)]
         return (TableFilm(key, Path(f"{key}.dcm"), labels) for key, labels in _outlined(self.known, rows).items())
 
@@ -523,9 +523,9 @@ SIIM_COLUMNS = ("ImageId", "EncodedPixels")
 
 @dataclass(frozen=True, kw_only=True)
 class CandidPTXSource(ReportedSource):
-    """CANDID-PTX (Feng et al., 2021, doi:10.1148/ryai.2021210136): films, reports, outlined pneumothoraces.
+    """CANDID-PTX (Feng et al., 2021, doi:10.1148/ryai.2021210136): images, reports, outlined pneumothoraces.
 
-    The table has a row an outline, the cohort one a film, named by SOPInstanceUID with or without a suffix.
+    The table has a row an outline, the cohort one an image, named by SOPInstanceUID with or without a suffix.
     Pneumothorax is 1 where any of its rows has an outline, else 0; other findings are not labelled. The collection has
     no patient ids.
     """
@@ -537,14 +537,14 @@ class CandidPTXSource(ReportedSource):
     labels: tuple[str, ...] | str = (PNEUMOTHORAX,)
 
     def films(self) -> Iterator[TableFilm]:
-        """Each film once, with the report of its first row."""
+        """Each image once, with the report of its first row."""
         rows = list(read_rows(self.known, self.path, ("SOPInstanceUID", "EncodedPixels", "Report")))
         reports = {row["SOPInstanceUID"]: row["Report"] for row in reversed(rows)}
         outlined = _outlined(self.known, [(row["SOPInstanceUID"], row["EncodedPixels"]) for row in rows])
         return (TableFilm(key, self._file(key), labels, report=reports[key]) for key, labels in outlined.items())
 
     def _file(self, key: str) -> Path:
-        """A film's file; where none exists, a name that is then counted as missing."""
+        """An image's file; where none exists, a name that is then counted as missing."""
         candidates = [Path(f"{Path(key).name}{suffix}") for suffix in ("", ".dcm", ".png", ".jpg")]
         return next((file for file in candidates if Path(self.root or "", file).is_file()), candidates[0])
 
@@ -556,7 +556,7 @@ COVID_LABELS = tuple(COVID_CLASSES.values())
 
 @dataclass(frozen=True, kw_only=True)
 class COVIDxSource(TabularSource):
-    """COVIDx 9A (Wang et al., 2020, https://arxiv.org/abs/2003.09871): films of one of three classes, without reports.
+    """COVIDx 9A (Wang et al., 2020, https://arxiv.org/abs/2003.09871): images of one of three classes, without reports.
 
     A line of the lists is patient, file, class, source. The published split is train and test; validation patients are
     drawn from train (spec 10.2: 20 %). A patient's number counts within its source.
@@ -567,19 +567,19 @@ class COVIDxSource(TabularSource):
     published_as: ClassVar[Mapping[str, str]] = {"test_list": "test_COVIDx9A.txt"}
     needs: ClassVar[tuple[str, ...]] = ("test_COVIDx9A.txt", "train", "test")
 
-    # the list of test films; None: test patients are drawn
+    # the list of test images; None: test patients are drawn
     test_list: str | None = field(default=None, metadata=BELOW_ROOT)
     labels: tuple[str, ...] | str = COVID_LABELS
     val_fraction: float = 0.2  # of the patients
 
     def films(self) -> Iterator[TableFilm]:
-        """The films of both lists."""
+        """The images of both lists."""
         yield from self._read(self.path, "train", "")
         if self.test_list:
             yield from self._read(self.test_list, "test", "test")
 
     def _read(self, path: str, folder: str, split: str) -> Iterator[TableFilm]:
-        """The films of one list. Raises ValueError for a missing list, or lines of another form."""
+        """The images of one list. Raises ValueError for a missing list, or lines of another form."""
         file = first_of(Path(path).parent, [Path(path).name])
         if file is None:
             raise ValueError("covidx source: a list of images is not a file")
@@ -612,8 +612,8 @@ FOLDERS = {
 class COVIDRadiographySource(TabularSource):
     """COVID-19 Radiography (Rahman et al., 2021, doi:10.1016/j.compbiomed.2021.104319): a folder a class, no table.
 
-    ``path`` is the folder of the four folders, with the films in them or in their ``images/``. The collection has
-    neither splits nor patient ids: splits are drawn. Its normal films and lung opacities are RSNA's, so it is no other
+    ``path`` is the folder of the four folders, with the images in them or in their ``images/``. The collection has
+    neither splits nor patient ids: splits are drawn. Its normal images and lung opacities are RSNA's, so it is no other
     site than ``rsna``.
     """
 
@@ -624,7 +624,7 @@ class COVIDRadiographySource(TabularSource):
     labels: tuple[str, ...] | str = tuple(FOLDERS.values())
 
     def films(self) -> Iterator[TableFilm]:
-        """The films, by class and name. Raises ValueError that lists the folders that are missing or empty."""
+        """The images, by class and name. Raises ValueError that lists the folders that are missing or empty."""
         require_items(self.known, Path(self.path), FOLDERS)
         of_class = {name: self._of(Path(self.path) / name) for name in FOLDERS}
         if empty := [name for name, files in of_class.items() if not files]:
@@ -635,6 +635,6 @@ class COVIDRadiographySource(TabularSource):
 
     @staticmethod
     def _of(folder: Path) -> list[Path]:
-        """The films of a class; lung masks, in ``masks/``, are none."""
+        """The images of a class; lung masks, in ``masks/``, are none."""
         images = folder / "images"
         return sorted((images if images.is_dir() else folder).glob("*.png"))

@@ -20,14 +20,14 @@ ZONE_Y = (-0.40, -0.06, 0.24)  # centre of the upper, mid and lower zone
 
 @dataclass(eq=False)
 class Scene:
-    """Fields of a batch of films, float32 [B, S, S] unless said otherwise; per-row scalars are [B, 1, 1]."""
+    """Fields of a batch of images, float32 [B, S, S] unless said otherwise; per-row scalars are [B, 1, 1]."""
 
     x: np.ndarray
     y: np.ndarray
     ax: np.ndarray  # |x|
     right: np.ndarray  # bool, True in the patient's right half
     pixel: np.ndarray  # [B, 1, 1] size of a pixel in body units
-    rise: np.ndarray  # [B, 1, 1] how far up the breath of this film moves the diaphragm
+    rise: np.ndarray  # [B, 1, 1] how far up the breath of this image moves the diaphragm
     dome: np.ndarray  # y of the diaphragm below each pixel
     wall: np.ndarray  # distance to the chest wall, positive inside
     lung: np.ndarray  # share of aerated lung, 0..1, heart and mediastinum excluded
@@ -37,7 +37,7 @@ class Scene:
     fine: np.ndarray  # finer texture
 
     def pick(self, rows: np.ndarray) -> Scene:
-        """The same fields for the films ``rows`` [b] of the batch."""
+        """The same fields for the images ``rows`` [b] of the batch."""
         return Scene(**{name: value[rows] for name, value in vars(self).items()})
 
 
@@ -142,7 +142,7 @@ def _textures(rows: np.ndarray, seed: int, size: int) -> tuple[np.ndarray, np.nd
 def _mediastinum(
     cases: Cases, rows: np.ndarray, x: np.ndarray, y: np.ndarray, ax: np.ndarray, edge: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Shares 0..1 of heart and of mediastinum with great vessels, [B, S, S] each; AP films magnify the heart."""
+    """Shares 0..1 of heart and of mediastinum with great vessels, [B, S, S] each; AP images magnify the heart."""
     body = cases.body[rows]
     large = np.array([1.0, 1.2, 1.42])[cases.heart[rows]] * (1 + 0.07 * body[:, 3])
     large *= np.where(cases.ap[rows], 1.07, 1.0)

@@ -59,7 +59,7 @@ AT_LEAST_VAL = 32  # rows of val and of test at each site: one batch of in-batch
 
 @dataclass(frozen=True)
 class SiteStyle:
-    """How one site takes its films and words its reports."""
+    """How one site takes its images and words its reports."""
 
     name: str
     contrast: float  # about 1
@@ -71,7 +71,7 @@ class SiteStyle:
     shift: tuple[float, float]  # body units
     collimation: float  # half width of the exposed field, 1 = the whole image
     marker: bool  # a side marker is burned into the corner
-    ap: float  # share of AP (bedside) films
+    ap: float  # share of AP (bedside) images
     report: str  # one of STYLES
     words: int  # index of the synonyms that the site prefers
 
@@ -96,11 +96,11 @@ class Cases:
     raised: np.ndarray  # [N] int, 0 none, 1 right, 2 left hemidiaphragm elevated
     granuloma: np.ndarray  # [N] int, 0 none, else 1 + 3 * side + zone of ("upper", "mid", "lower")
     aorta: np.ndarray  # [N] bool, prominent calcified aortic knob
-    ap: np.ndarray  # [N] bool, an AP (bedside) film
+    ap: np.ndarray  # [N] bool, an AP (bedside) image
     body: np.ndarray  # [N, 8] float, anatomy of the patient, -1..1
-    pose: np.ndarray  # [N, 4] float, positioning of the film: zoom, x, y, rotation, standard normal
+    pose: np.ndarray  # [N, 4] float, positioning of the image: zoom, x, y, rotation, standard normal
     words: np.ndarray  # [N, 24] float, 0..1, choices of wording
-    omitted: np.ndarray  # [N, 15] bool, by SAYABLE: the report says nothing of it, whatever the film shows
+    omitted: np.ndarray  # [N, 15] bool, by SAYABLE: the report says nothing of it, whatever the image shows
     styles: tuple[SiteStyle, ...]  # by site
 
     def __len__(self) -> int:
@@ -192,7 +192,7 @@ def _extras(rng: np.random.Generator, patient: np.ndarray) -> dict[str, np.ndarr
 
 
 def more_labels(cases: Cases) -> np.ndarray:
-    """Columns [N, 9] of ``FOURTEEN`` after the findings, float32 1 or 0: what the film shows, whatever the report says.
+    """Columns [N, 9] of ``FOURTEEN`` after the findings, 1 or 0: what the image shows, not what the report says.
 
     Both lungs' pneumothorax is as uncertain (-1) or blank (nan) as the pneumothorax itself.
     """
@@ -231,7 +231,7 @@ def _splits(rng: np.random.Generator, patient: np.ndarray, site: np.ndarray, sit
 def site_styles(
     sites: int, seed: int, hard_site: str | None = None, shared_habits: bool = False
 ) -> tuple[SiteStyle, ...]:
-    """How site-1..site-N take films and word reports; a site's habits do not depend on the number of sites.
+    """How site-1..site-N take images and word reports; a site's habits do not depend on the number of sites.
 
     With ``shared_habits`` all sites but ``hard_site`` have those of site-1. Raises ValueError for a ``hard_site`` that
     is none of the sites.

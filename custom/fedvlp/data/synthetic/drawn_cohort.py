@@ -1,4 +1,4 @@
-"""The built-in cohort: frontal chest films with reports that state what is on them, drawn on demand from a seed."""
+"""The synthetic cohort: frontal chest X-rays with reports that state what is on them, drawn on demand from a seed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedvlp.data.synthetic.cases import FINDINGS, LABEL_SETS, SEVERITIES, SIDES,
 from fedvlp.data.synthetic.film import Renderer
 from fedvlp.data.synthetic.reports import WrittenSentences, write_captions, write_reports
 
-# Questions about the films of the built-in cohort: which finding, on which side, how severe. The film is the truth.
+# Questions about the images of the synthetic cohort: which finding, on which side, how severe. The image is the truth.
 #
 # A finding that is drawn faintly and hedged in the report (label -1) is not asked about. The wording is the same at
-# every site, so only the image tells two films apart.
+# every site, so only the image tells two images apart.
 
 FINDING, NAME, SIDE, SEVERITY = "finding", "name", "side", "severity"
 """Kinds of questions: is it there, which one is it, where, how much."""
@@ -26,7 +26,7 @@ FINDING, NAME, SIDE, SEVERITY = "finding", "name", "side", "severity"
 
 @dataclass(frozen=True, eq=False)
 class FilmQuestions:
-    """Reader of the questions about the films of a cohort."""
+    """Reader of the questions about the images of a cohort."""
 
     cases: Cases
 
@@ -36,7 +36,7 @@ class FilmQuestions:
 
 
 def _about(cases: Cases, row: int) -> Iterator[Question]:
-    """All questions about one film: of every certain finding whether it is there, of those there the side and severity.
+    """All questions about one image: of every certain finding whether it is there; if so its side and severity.
 
     Where all findings are certain and exactly one is there, also which one.
     """
@@ -65,27 +65,27 @@ ADDED = (
     "captions",
 )  # settings that old fingerprints do not know: left out where they are unused
 MOST = 1_000_000  # studies; their ids have six digits
-PROBES = 4  # films that enter the fingerprint, in case the version was not raised
+PROBES = 4  # images that enter the fingerprint, in case the version was not raised
 
 
 @dataclass(frozen=True)
 class SyntheticCohort:
-    """Specification of the built-in cohort. Equal specifications give equal bytes in every process.
+    """Specification of the synthetic cohort. Equal specifications give equal bytes in every process.
 
     Raises ValueError for fewer than 4 studies a site, more than ``MOST`` studies, an ``image_size`` outside of
     32..2048, a ``beta`` that is not positive and finite, a negative ``seed``, or ``shared_habits`` that is no bool.
     """
 
     sites: int = 5  # named site-1..site-N
-    size: int = 2000  # studies in total, one frontal film each, about 1.3 per patient
+    size: int = 2000  # studies in total, one frontal image each, about 1.3 per patient
     image_size: int = 64  # pixels; anatomy and texture are the same at any size
     beta: float = 1.0  # Dirichlet concentration of the labels over sites, above 0; smaller is more skewed
     seed: int = 0  # of everything that is drawn
-    hard_site: str | None = None  # name of a site made harder: noise, low contrast, bedside films, telegraphic reports
-    shared_habits: bool = False  # all sites but ``hard_site`` take films and word reports as site-1 does
+    hard_site: str | None = None  # name of a site made harder: noise, low contrast, bedside images, telegraphic reports
+    shared_habits: bool = False  # all sites but ``hard_site`` take images and word reports as site-1 does
     label_code: str = "mention"  # class of a study for the skew: findings "mention"ed (as published) or "positive"
     labels: str = "five"  # findings, or "fourteen" with heart, devices and rare ones, which are labels but no skew
-    omitted: float = 0.0  # share of what a film shows or lacks that its report leaves out, 0..1
+    omitted: float = 0.0  # share of what an image shows or lacks that its report leaves out, 0..1
     test_rows: int = 0  # test studies a site at least; 0: 15 % and at least 32
     captions: tuple[str, ...] = ()  # findings named by a caption that takes the report's position; none: reports
 
@@ -170,4 +170,4 @@ COHORTS = {
     "label-skew": SyntheticCohort(size=12_000, beta=0.1, shared_habits=True, label_code="positive", test_rows=1000),
     "scanner-shift": SyntheticCohort(size=12_000, beta=0.3, hard_site="site-5", test_rows=1000),
 }
-"""By name: one scanner and very different findings, as in the papers; unlike scanners and habits, and one hard site."""
+"""By name: one scanner and very different findings, as in the papers; other scanners and habits, and one hard site."""

@@ -17,7 +17,7 @@ from fedvlp.data.cohort import Cohort, digest
 if TYPE_CHECKING:
     from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 
-STEP = 256  # films held in memory at once
+STEP = 256  # images held in memory at once
 
 
 def write(cohort: SyntheticCohort | Cohort, folder: str | Path, format: str = "png") -> Path:
@@ -60,7 +60,7 @@ def _write_png(path: Path, film: np.ndarray) -> None:
 
 
 def _write_dicom(path: Path, film: np.ndarray, table: Cohort, row: int) -> None:
-    """One film [S, S] uint8 as a 12-bit DICOM, whose window maps back to the film's 256 grey levels exactly."""
+    """One image [S, S] uint8 as a 12-bit DICOM, whose window maps back to the image's 256 grey levels exactly."""
     from pydicom.dataset import FileDataset, FileMetaDataset
     from pydicom.uid import ExplicitVRLittleEndian
 

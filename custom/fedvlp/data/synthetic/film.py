@@ -1,4 +1,4 @@
-"""From case to film: anatomy, findings and devices, then the site's detector; the result is 8-bit pixels."""
+"""From case to image: anatomy, findings and devices, then the site's detector; the result is 8-bit pixels."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def detect(cases: Cases, rows: np.ndarray, grey: np.ndarray, noise: np.ndarray) 
 
 
 def _burn(film: np.ndarray, style: SiteStyle) -> None:
-    """Burns "R" into the upper left or "L" into the upper right corner of one film [S, S], in place."""
+    """Burns "R" into the upper left or "L" into the upper right corner of one image [S, S], in place."""
     size = film.shape[-1]
     letter = "R" if style.words % 2 == 0 else "L"
     glyph = np.array([[bit == "1" for bit in line] for line in GLYPHS[letter].split()])

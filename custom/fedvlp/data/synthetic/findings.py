@@ -1,4 +1,4 @@
-"""Draws the five findings and the devices into a film; coordinates and conventions are those of ``anatomy``.
+"""Draws the five findings and the devices into an image; coordinates and conventions are those of ``anatomy``.
 
 Opacities are combined (1 - product of the clear shares) and scaled by the air that they replace. So overlapping disease
 saturates at the grey of soft tissue, and a finding adds nothing outside the chest. A pneumothorax removes the vessels.
@@ -28,7 +28,7 @@ from fedvlp.data.synthetic.cases import (
 )
 
 Extents = dict[int, tuple[np.ndarray, np.ndarray]]
-"""Finding -> indices [b] of the films that show it, and its extent 0..1 [b, S, S] in them."""
+"""Finding -> indices [b] of the images that show it, and its extent 0..1 [b, S, S] in them."""
 
 FAINT = 0.75  # opacity of an uncertain finding relative to a mild one
 

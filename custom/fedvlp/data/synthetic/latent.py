@@ -1,4 +1,4 @@
-"""Pairs drawn from hidden vectors, no films and no sentences: word embeddings and two heads learn them in seconds."""
+"""Pairs drawn from hidden vectors, no images and no sentences: word embeddings and two heads learn them in seconds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LatentCohort:
             raise ValueError(f"latent: noise is {self.noise}; expected 0 or more, and finite")
 
     def build(self) -> Cohort:
-        """The cohort, with its pixels in memory; its records are still to be dealt to sites."""
+        """The cohort, with its pixels in memory; its records are still to be partitioned over sites."""
         random = np.random.default_rng(self.seed)
         hidden = random.normal(size=(self.size, HIDDEN))
         image, text = self._seen(hidden, SIDE**2, random), self._seen(hidden, COLUMNS, random)

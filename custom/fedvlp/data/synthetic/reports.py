@@ -92,7 +92,7 @@ DEVICE = (
 NORMAL = ("no acute bony abnormality", "the bony thorax is intact", "mediastinal contours are unremarkable", "")
 CLEAR = ("no acute cardiopulmonary abnormality", "no acute cardiopulmonary process", "no acute disease of the chest")
 SHORT = (("there is ", ""), ("right", "rt"), ("left", "lt"), ("bilateral", "bilat"), ("the ", ""))
-DEVICE_SAID = 0.75  # probability that a device on the film is in the report
+DEVICE_SAID = 0.75  # probability that a device on the image is in the report
 HABIT = 0.65  # probability that a site uses its preferred wording, and not any
 
 
@@ -102,9 +102,9 @@ def write_reports(cases: Cases) -> tuple[str, ...]:
 
 
 def write_captions(cases: Cases, findings: Sequence[str]) -> tuple[str, ...]:
-    """A caption of every row from a template, as photographs of eyes get them: "chest film with mild edema and ...".
+    """A caption of every row from a template, as photographs of eyes get them: "chest X-ray with mild edema and ...".
 
-    It grades what the film shows, so that ``findings`` of F names have at most 4^F different captions.
+    It grades what the image shows, so that ``findings`` of F names have at most 4^F different captions.
     """
     kinds = [FINDINGS.index(name) for name in findings]
     return tuple(

@@ -3,7 +3,7 @@
 Exposure (Carlini et al., 2019, https://arxiv.org/abs/1802.08232, definition 2): log2 of the number of candidates minus
 log2 of the rank of the planted phrase among them. A phrase that was never trained on has rank 1 to K with equal
 probability, so an exposure of about 1.44 bits (:func:`by_chance`); one that the model has memorised has log2 K. The
-paper ranks by a language model's perplexity, an image-text model ranks by its cosine with the canary's film.
+paper ranks by a language model's perplexity, an image-text model ranks by its cosine with the canary's image.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def phrases(count: int, vocabulary: Sequence[str], seed: int) -> list[str]:
 
 
 def exposures(film: Tensor, own: Tensor, others: Tensor) -> Tensor:
-    """Exposure [C] of C canaries: unit vectors of their films [C, d], their phrases [C, d] and other phrases [K-1, d].
+    """Exposure [C] of C canaries: unit vectors of their images [C, d], their phrases [C, d] and other phrases [K-1, d].
 
     A tie counts a half.
     """

@@ -108,11 +108,11 @@ def _of_records(seen: Seen, back: Sequence[Tensor | None], records: int) -> Iter
         yield name, torch.stack(of_calls).sum(dim=0) if len(of_calls) > 1 else of_calls[0]
 
 
-# A film drawn back from the gradient of few records (Geiping et al., 2020, https://arxiv.org/abs/2003.14053).
+# An image drawn back from the gradient of few records (Geiping et al., 2020, https://arxiv.org/abs/2003.14053).
 #
-# The attacker knows the model and the reports (whose words an update tells: words.py) and looks for films whose
-# gradient points the way that the update went: Adam on the cosine distance of both gradients plus the films' total
-# variation, for so many steps or seconds. What comes out is compared with the film, and with the other films of the
+# The attacker knows the model and the reports (whose words an update tells: words.py) and looks for images whose
+# gradient points the way that the update went: Adam on the cosine distance of both gradients plus the images' total
+# variation, for so many steps or seconds. What comes out is compared with the image, and with the other images of the
 # site.
 
 STEPS, SECONDS, RATE, SMOOTHNESS = 400, 60.0, 0.1, 1e-2
@@ -121,18 +121,18 @@ FILMS = 2  # records of the update; a contrastive loss of one pair has no gradie
 
 @dataclass(frozen=True)
 class Inversion:
-    """How like its film a reconstruction is; cosines of what is above and below the mean, -1..1, and SSIM."""
+    """How like its image a reconstruction is; cosines of what is above and below the mean, -1..1, and SSIM."""
 
     site: str
     records: int  # behind the update
     steps: int
     seconds: float
-    cosine: float  # of the reconstruction and its film, the mean over the records
-    other: float  # of the reconstruction and the most alike of other films
+    cosine: float  # of the reconstruction and its image, the mean over the records
+    other: float  # of the reconstruction and the most alike of other images
     ssim: float
     other_ssim: float
     films: int  # others
-    matched: int  # reconstructions that are more like their film than like any other
+    matched: int  # reconstructions that are more like their image than like any other
 
     HEAD = (
         "site",
@@ -157,7 +157,7 @@ class Inversion:
 def inverted(
     gradient: Callable[[Tensor], Sequence[Tensor]], wanted: Sequence[Tensor], start: Tensor, seconds: float = SECONDS
 ) -> tuple[Tensor, int, float]:
-    """Films like ``start`` whose ``gradient`` (differentiable) points as ``wanted``; with the steps and seconds taken.
+    """Images like ``start`` whose ``gradient`` (differentiable) points as ``wanted``; with the steps and seconds taken.
 
     The best by the cosine of both.
     """
@@ -188,12 +188,12 @@ def _distance(gradient: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
 
 
 def _variation(films: Tensor) -> Tensor:
-    """Mean absolute difference of neighbouring pixels of films [B, C, H, W]."""
+    """Mean absolute difference of neighbouring pixels of images [B, C, H, W]."""
     return films.diff(dim=2).abs().mean() + films.diff(dim=3).abs().mean()
 
 
 def compared(site: str, drawn: Tensor, films: Tensor, others: Tensor, steps: int, seconds: float) -> Inversion:
-    """The reconstructions ``drawn`` [B, C, H, W] beside their films [B, C, H, W] and N ``others`` [N, C, H, W]."""
+    """The reconstructions ``drawn`` [B, C, H, W] beside their images [B, C, H, W] and N ``others`` [N, C, H, W]."""
     own, apart = _cosine(drawn, films).diagonal(), _cosine(drawn, others).amax(dim=1)
     similar = torch.stack([ssim(one[None], other[None])[0] for one, other in zip(drawn, films, strict=True)])
     apart_similar = torch.stack([ssim(one[None].expand_as(others), others).max() for one in drawn])
@@ -212,14 +212,14 @@ def compared(site: str, drawn: Tensor, films: Tensor, others: Tensor, steps: int
 
 
 def _cosine(one: Tensor, other: Tensor) -> Tensor:
-    """[A, B] of films [A, ...] and [B, ...], each less its mean."""
+    """[A, B] of images [A, ...] and [B, ...], each less its mean."""
     flat = [films.flatten(1).double() for films in (one, other)]
     unit = [torch.nn.functional.normalize(films - films.mean(dim=1, keepdim=True), dim=1) for films in flat]
     return unit[0] @ unit[1].T
 
 
 def ssim(one: Tensor, other: Tensor, window: int = 7) -> Tensor:
-    """Structural similarity [N] (Wang et al., 2004, doi:10.1109/TIP.2003.819861) of films [N, C, H, W] in -1..1.
+    """Structural similarity [N] (Wang et al., 2004, doi:10.1109/TIP.2003.819861) of images [N, C, H, W] in -1..1.
 
     With a square window and the paper's constants.
     """

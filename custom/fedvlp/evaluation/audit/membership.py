@@ -35,7 +35,7 @@ LOSS, COSINE = "loss", "cosine"
 
 @dataclass(frozen=True)
 class Membership:
-    """How well one attack tells members from others. Percent; 50 is a coin for the area."""
+    """How well one attack tells members from others. Percent; 50 is chance for the AUC."""
 
     model: str  # whose scores
     attack: str
@@ -85,7 +85,7 @@ def matching_weights(strata: Sequence[Hashable], member: Tensor) -> Tensor:
 
 
 def standardised(scores: Tensor, member: Tensor, weight: Tensor, sites: Sequence[str]) -> Tensor:
-    """Scores [N] less the mean of their site, over its deviation: a site's scale is no evidence of membership.
+    """Scores [N] minus the mean of their site, over its SD: a site's scale is no evidence of membership.
 
     Members and others weigh the same in both, so neither side is the measure.
     """
@@ -218,7 +218,7 @@ def classifies(model: Any, batches: Sequence[Batch]) -> bool:
 # The attacker has a model of its own and, of every public record, what the site's model makes of it. From its own
 # representations it guesses the site's by a linear map (ridge regression on the public records), which is a simple form
 # of stealing an encoder (Liu et al., 2022, https://arxiv.org/abs/2201.05889). The score of any other record is the
-# cosine of the guesses for its film and its report: a site's model was trained to make these alike for its own records.
+# cosine of the guesses for its image and its report: a site's model was trained to align these for its own records.
 
 GUESSED = "cosine, guessed"
 RIDGE = 1e-2  # of the mean variance of a value

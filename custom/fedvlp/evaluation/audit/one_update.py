@@ -228,7 +228,7 @@ def told(cosines: Tensor, owner: Sequence[int], resamples: int = 1000) -> SiteIn
     area = bootstrap(_area(scores, own), whose, resamples)
     once = torch.ones(1, batches * count, dtype=torch.float64)
     by_chance = [float(_area(scores, torch.tensor(order)[own])(once)) for order in _orders(count)]
-    # A bound is the area of an order. Between two of these it would leave out the larger, be it the sites' own or not.
+    # A bound is the AUC of an order. Between two of these it would leave out the larger, be it the sites' own or not.
     low = float(np.quantile(by_chance, 0.025, method="lower"))
     high = float(np.quantile(by_chance, 0.975, method="higher"))
     of_site = torch.stack([scores[own == number].mean(dim=0) for number in range(count)])  # [sites, U]

@@ -100,7 +100,7 @@ INFERENCE: dict[str, Any] = {
     },
     "run": ["$@evaluator.run()"],
 }
-"""configs/inference.json: films of a folder in, a table of vectors out."""
+"""configs/inference.json: images of a folder in, a table of vectors out."""
 
 
 def export_monai_bundle(model: DualEncoder, out: Path) -> str:

@@ -62,7 +62,7 @@ temperature is open_clip's initial one. This is research software and no medical
 
 
 def export_open_clip(model: DualEncoder, out: Path) -> str:
-    """Writes both towers with their heads, the tokenizer and what prepares films into the new folder ``out``.
+    """Writes both towers with their heads, the tokenizer and what prepares images into the new folder ``out``.
 
     Returns the line that loads them in that folder; open_clip then gives the vectors [N, d] of ``encode_image`` and
     ``encode_text``. Raises ExportError for a model that open_clip cannot hold, where its vectors differ or it is not
@@ -204,7 +204,7 @@ def _reaching(weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _difference(model: DualEncoder, folder: Path, text: dict[str, Any]) -> float:
-    """Of the vectors that open_clip gives of films and texts from those that the model has."""
+    """Of the vectors that open_clip gives of images and texts from those that the model has."""
     import open_clip
 
     here = {**text, "hf_model_name": str(folder)}

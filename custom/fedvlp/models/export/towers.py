@@ -1,7 +1,7 @@
 """Towers of a trained model as other libraries load them: the image tower in timm, the text tower in transformers.
 
 A tower ends before the alignment block and the projection head, which neither library has. What is equal is therefore
-the tower's feature of a film or a report, with which one goes on training, and not the vectors of ``encode_image`` and
+the tower's feature of an image or a report, for further training, and not the vectors of ``encode_image`` and
 ``encode_text``.
 """
 
@@ -73,11 +73,11 @@ prepared in another way gets another hidden state. This is research software and
 
 
 def export_timm(model: DualEncoder, out: Path) -> str:
-    """Writes the image tower in timm's layout into the new folder ``out``, with what prepares films.
+    """Writes the image tower in timm's layout into the new folder ``out``, with what prepares images.
 
     Returns the line that loads it.
 
-    timm's model gives the feature [B, W] of prepared films [B, C, S, S], grey repeated to C channels. Raises
+    timm's model gives the feature [B, W] of prepared images [B, C, S, S], grey repeated to C channels. Raises
     ExportError for a tower that timm has not, where timm pools in another way, and for a folder that is there.
     """
     tower: Any = model.image_encoder
@@ -107,7 +107,7 @@ def export_timm(model: DualEncoder, out: Path) -> str:
 
 
 def _timm_config(tower: Any, described: Mapping[str, Any], longest: int) -> dict[str, Any]:
-    """config.json in timm's layout, of a tower whose films were decoded to ``longest`` pixels."""
+    """config.json in timm's layout, of a tower whose images were decoded to ``longest`` pixels."""
     channels, size = tower.in_channels, tower.image_size
     args = {**described["args"], "global_pool": "token" if tower.has_summary else "avg"}
     if channels != 3:

@@ -19,22 +19,22 @@ from fedvlp.models.dual_encoder import WEIGHTS, DualEncoder
 from fedvlp.models.tiny import HashTokenizer
 from fedvlp.models.use import evaluating
 
-# What prepares films and phrases for an exported model, in files beside it: JSON, and Python without fedvlp.
+# What prepares images and phrases for an exported model, in files beside it: JSON, and Python without fedvlp.
 
 NEEDS = "numpy pillow opencv-python-headless"
-"""Packages that ``prepare.py`` imports for films, as pip calls them."""
+"""Packages that ``prepare.py`` imports for images, as pip calls them."""
 
 CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
-"""Number of a film's channels -> their names."""
+"""Number of an image's channels -> their names."""
 
 
 def channels_of(model: DualEncoder) -> int:
-    """Of the films that are prepared for a model: 3 in colour, else 1, which the image tower repeats."""
+    """Of the images that are prepared for a model: 3 in colour, else 1, which the image tower repeats."""
     return 3 if model.preprocessing.get("colour") is True else 1
 
 
 def statistics_of(tower: Any) -> dict[str, Any]:
-    """The mean and std of each channel that an image tower normalises by itself; empty for those of every film."""
+    """The mean and std of each channel that an image tower normalises by itself; empty for those of every image."""
     said = tower.architecture()
     return {key: said[key] for key in ("mean", "std") if key in said}
 
@@ -42,8 +42,8 @@ def statistics_of(tower: Any) -> dict[str, Any]:
 def write_preparation(model: DualEncoder, folder: Path, texts: bool = True, normalise: bool = False) -> None:
     """Writes preprocessing.json, prepare.py and radiograph.py, and with ``texts`` tokenization.json and tokenizer/.
 
-    With ``normalise``, for an image tower as its own library has it, prepare.py gives films the mean and std that the
-    tower was made for; otherwise what is exported does that itself. radiograph.py is this package's own, so that a film
+    With ``normalise``, for an image tower as its own library has it, prepare.py gives images the mean and std that the
+    tower was made for; otherwise what is exported does that itself. radiograph.py is this package's, so that an image
     is decoded as it is here.
     """
     said = statistics_of(model.image_encoder) if normalise else {}
@@ -65,14 +65,14 @@ TOLERANCE = 1e-5
 """Greatest difference in the other library: of a feature as a share of the greatest, of a unit vector as it is."""
 
 TRIALS = 3
-"""Random films that an encoder is traced with."""
+"""Random images that an encoder is traced with."""
 
 TEXTS = ("No pleural effusion or pneumothorax.", "left basal opacity", "")
 """Reports that are compared."""
 
 
 class ImageEncoder(nn.Module):
-    """Prepared films [N, C, S, S] -> unit vectors [N, d], as ``encode_image``: what a program that traces is given."""
+    """Prepared images [N, C, S, S] -> unit vectors [N, d], as ``encode_image``: what a program that traces is given."""
 
     def __init__(self, model: DualEncoder) -> None:
         super().__init__()
@@ -150,14 +150,14 @@ def apart(one: Tensor, other: Tensor) -> float:
 
 
 def films_of(size: int, channels: int = 1) -> Tensor:
-    """Random films [TRIALS, C, S, S], the same every time."""
+    """Random images [TRIALS, C, S, S], the same every time."""
     return torch.randn(TRIALS, channels, size, size, generator=torch.Generator().manual_seed(0))
 
 
 def trial_films(model: DualEncoder, folder: Path) -> tuple[Tensor, Tensor]:
-    """Films [N, C, S, S] to compare with, of image files of every kind: by prepare.py of ``folder``, and by fedvlp.
+    """Images [N, C, S, S] to compare with, of image files of every kind: by prepare.py of ``folder``, and by fedvlp.
 
-    Of a model that does not say how films are prepared: random ones, twice. Raises ValueError where its films were
+    Of a model that does not say how images are prepared: random ones, twice. Raises ValueError where its images were
     decoded otherwise than this fedvlp, whose decoding prepare.py has, does.
     """
     if model.prepare is None:

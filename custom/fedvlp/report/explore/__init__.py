@@ -1,1 +1,1 @@
-"""The page on which a person asks a trained model about films: `fedvlp explore`."""
+"""The page on which a person asks a trained model about images: `fedvlp explore`."""

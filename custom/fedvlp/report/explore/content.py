@@ -1,4 +1,4 @@
-"""What the page of a trained model shows of a data set: records near a phrase or a film, findings, the space.
+"""What the page of a trained model shows of a data set: records near a phrase or an image, findings, the space.
 
 Nothing here knows how a page is drawn.
 """
@@ -40,7 +40,7 @@ SIDE = 1024
 """Longer side of an image that is looked at, pixels."""
 
 EQUAL = 1e-6
-"""Cosines that differ by less are equal: a film alone has not the last bits that it has among others."""
+"""Cosines that differ by less are equal: an image alone has not the last bits that it has among others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +53,13 @@ class Record:
     split: str
     labels: tuple[str, ...]  # those that are present, and with a question mark those that are uncertain
     report: str  # "" where there is none
-    pixels: np.ndarray | None  # uint8 [L, L], or [L, L, 3] in colour; None where there is no film
+    pixels: np.ndarray | None  # uint8 [L, L], or [L, L, 3] in colour; None where there is no image
     cosine: float  # with what was asked, -1..1; nan where nothing was
 
 
 @dataclass(frozen=True, eq=False)
 class Film:
-    """A film as the model sees it, and its vector. Holds neither the name nor the bytes of the file."""
+    """An image as the model sees it, and its vector. Holds neither the name nor the bytes of the file."""
 
     prepared: Tensor  # float32 [C, S, S] in -1..1
     vector: Tensor  # unit vector [d]
@@ -67,11 +67,11 @@ class Film:
 
 @dataclass(frozen=True)
 class Finding:
-    """How near a film is to a class, and how near the films of the data set are to it."""
+    """How near an image is to a class, and how near the images of the data set are to it."""
 
     name: str
     cosine: float  # mean over the sentences of the class, -1..1
-    below: float  # share of the data set's films whose cosine is lower, 0..1
+    below: float  # share of the data set's images whose cosine is lower, 0..1
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class Explorer:
     cohort: Cohort
     rows: np.ndarray  # [n], of the cohort
     keys: tuple[str, ...]  # [n], of the records, as others may see them (data/record_ids.py)
-    films: Tensor  # unit vectors [n, d] float32, nan where a record has no film
+    films: Tensor  # unit vectors [n, d] float32, nan where a record has no image
     reports: Tensor  # unit vectors [n, d] float32, nan where a record has no report
     written: Mapping[str, str] = field(default_factory=dict)  # id -> report as somebody wrote it
 
@@ -105,8 +105,8 @@ class Explorer:
 
         ``written``: id -> report as it is to be shown, where that is not the cohort's own.
 
-        Raises ValueError for a model that was not trained to compare films with texts, an unknown split, and records
-        none of which has a film.
+        Raises ValueError for a model that was not trained to compare images with texts, an unknown split, and records
+        none of which has an image.
         """
         model.require_comparable("explore")
         rows = rows_of(cohort, split)
@@ -151,7 +151,7 @@ class Explorer:
         return self.written.get(self.cohort.ids[row], self.cohort.reports[row])
 
     def near_phrase(self, phrase: str, top: int) -> list[Record]:
-        """The ``top`` records whose films are nearest to a phrase. Raises ValueError for an empty one."""
+        """The ``top`` records whose images are nearest to a phrase. Raises ValueError for an empty one."""
         return self.near(self.model.encode_text(_said(phrase)), top)
 
     def record(self, index: int) -> Record:
@@ -161,12 +161,12 @@ class Explorer:
         return self._records([(index, math.nan)])[0]
 
     def film(self, film: Any) -> Film:
-        """A film of a person's own, as ``preprocess`` takes it. Raises ValueError as that does; no path is in it."""
+        """An image of a person's own, as ``preprocess`` takes it. Raises ValueError as that does; no path is in it."""
         prepared = self.model.preprocess(film)
         return Film(prepared, self.model.encode_image(prepared).float().cpu())
 
     def film_of(self, index: int) -> Film:
-        """The film of a record. Raises ValueError for a record without a film."""
+        """The image of a record. Raises ValueError for a record without an image."""
         row = self.rows[[index]]
         if not self.cohort.has_image()[row][0]:
             raise ValueError("this record has no image; choose another")
@@ -175,7 +175,7 @@ class Explorer:
         return Film(prepared, self.model.encode_image(prepared).float().cpu())
 
     def findings(self, film: Film, classes: Sequence[str] | None = None) -> list[Finding]:
-        """Each class with the share of the data set's films that are less like it, the largest share first.
+        """Each class with the share of the data set's images that are less like it, the largest share first.
 
         ``classes``: names, or phrases; None: the model's own. Cosines of different classes cannot be compared; these
         shares can. Raises ValueError for a model without classes of its own, where none are given.
@@ -189,11 +189,11 @@ class Explorer:
         return sorted(findings, key=lambda finding: -finding.below)
 
     def looked(self, film: Film, phrase: str) -> Attribution:
-        """Where in a film the model looks for a phrase. Raises ValueError for an empty phrase."""
+        """Where in an image the model looks for a phrase. Raises ValueError for an empty phrase."""
         return attribution(self.model, film.prepared, _said(phrase))
 
     def projection(self, among: str, colour: str) -> Projection:
-        """The vectors of films or reports in the plane. ``colour`` is one of ``colourings``.
+        """The vectors of images or reports in the plane. ``colour`` is one of ``colourings``.
 
         Of more than ``POINTS`` records, so many are drawn by lot, always the same. Raises ValueError where fewer than
         three records have such a vector, and for another colour.
@@ -226,7 +226,7 @@ class Explorer:
         return tuple(STATES.get(float(column[row]), NOT_MENTIONED) for row in rows)
 
     def _records(self, nearest: Sequence[tuple[int, float]]) -> list[Record]:
-        """The records of (index, cosine), with their films."""
+        """The records of (index, cosine), with their images."""
         rows = self.rows[[index for index, _ in nearest]]
         imaged = self.cohort.has_image()[rows] if len(rows) else np.zeros(0, dtype=bool)
         pixels = iter(self.cohort.images(rows[imaged]) if imaged.any() else ())

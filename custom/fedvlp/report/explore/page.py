@@ -1,6 +1,6 @@
-"""The page itself, in Gradio: three tabs, for a phrase, a film, and the space of the vectors.
+"""The page itself, in Gradio: three tabs, for a phrase, an image, and the space of the vectors.
 
-Gradio stores what a person drops. The film is read at once, its file removed, and only its vector and what the model
+Gradio stores what a person drops. The image is read at once, its file removed, and only its vector and what the model
 sees of it are held, in memory.
 """
 
@@ -32,7 +32,7 @@ element.addEventListener("click", event => {
 """In the browser: a click on a card, or on a point of the projection, tells the index of its record."""
 
 Dropped = tuple[Film, str]
-"""A film, and the class that comes first for it, "" where there is none."""
+"""An image, and the class that comes first for it, "" where there is none."""
 
 
 class Answers:
@@ -75,7 +75,7 @@ class Answers:
         return pictures.looked(self.explorer.looked(self.explorer.film_of(index), phrase), phrase)
 
     def drop(self, file: str | None) -> Film:
-        """The film in a file, which is removed."""
+        """The image in a file, which is removed."""
         if file is None:
             raise ValueError("drop an image: PNG, JPEG, TIFF or DICOM")
         try:
@@ -84,7 +84,7 @@ class Answers:
             remove(Path(file))
 
     def film(self, film: Film | None, classes: str, top: float) -> tuple[Dropped, str, str, str, str]:
-        """The film itself, findings, similar films, and the reports nearest to it."""
+        """The image itself, findings, similar images, and the reports nearest to it."""
         if film is None:
             raise ValueError("drop an image first")
         named = [name.strip() for name in classes.split(",") if name.strip()] or None
@@ -102,7 +102,7 @@ class Answers:
         )
 
     def looked(self, dropped: Dropped | None, phrase: str) -> str:
-        """Where in the dropped film the model looks for a phrase, or, if that is empty, for the first class."""
+        """Where in the dropped image the model looks for a phrase, or, if that is empty, for the first class."""
         if dropped is None:
             raise ValueError("drop an image first")
         film, first = dropped
@@ -152,7 +152,7 @@ def page(explorer: Explorer, names: bool = False) -> Any:
         theme=theme,
         css=pictures.CSS,
         footer_links=[],
-        run_history=False,  # it would store films and reports in the browser
+        run_history=False,  # it would store images and reports in the browser
         max_file_size=MAX_BYTES,
         ssr_mode=False,
         mcp_server=False,

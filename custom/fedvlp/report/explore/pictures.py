@@ -64,7 +64,7 @@ WIDTH, HEIGHT, MARGIN = 900, 540, 28
 
 
 def film(pixels: np.ndarray) -> str:
-    """A film, uint8 [H, W] or [H, W, 3], as an address that holds its PNG."""
+    """An image, uint8 [H, W] or [H, W, 3], as an address that holds its PNG."""
     from matplotlib.image import imsave
 
     buffer = io.BytesIO()
@@ -73,7 +73,7 @@ def film(pixels: np.ndarray) -> str:
 
 
 def seen(prepared: Tensor) -> str:
-    """A film, float32 [C, S, S] in -1..1, as the model sees it."""
+    """An image, float32 [C, S, S] in -1..1, as the model sees it."""
     pixels = ((prepared + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     shown = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
     return f'<div class="fx"><img class="seen" alt="the image as the model sees it" src="{film(shown.numpy())}"></div>'
@@ -82,7 +82,7 @@ def seen(prepared: Tensor) -> str:
 def windowed(pixels: np.ndarray, level: float, width: float, said: str) -> str:
     """An image, uint8, of whose grey levels those about ``level`` fill the screen's range, with what is ``said`` of it.
 
-    It is as large as there is room; a click opens nothing more.
+    It is as large as the page allows; a click opens nothing more.
     """
     shown = (np.asarray(pixels, np.float32) - (level - width / 2)) * (255 / max(width, 1.0))
     picture = film(shown.clip(0, 255).astype(np.uint8))
@@ -90,7 +90,7 @@ def windowed(pixels: np.ndarray, level: float, width: float, said: str) -> str:
 
 
 def cards(records: Sequence[Record], otherwise: str) -> str:
-    """Records side by side, each with its film, report and labels; the sentence ``otherwise`` where there are none."""
+    """Records side by side, each with its image, report and labels; the sentence ``otherwise`` where there are none."""
     if not records:
         return f'<div class="fx"><p class="note">{text(otherwise)}</p></div>'
     shown = "".join(_card(rank, record) for rank, record in enumerate(records, start=1))
@@ -132,7 +132,7 @@ def findings(listed: Sequence[Finding], films: int) -> str:
 
 
 def looked(result: Attribution, phrase: str) -> str:
-    """The film beside the same film with the map of a phrase on it."""
+    """The image beside the same image with the map of a phrase on it."""
     return (
         f'<div class="fx"><p>For <b>{text(phrase)}</b>: {text(result.sentence)}.</p>'
         f'<img class="map" alt="the image, and the map on it" src="{address(drawn(result))}">'

@@ -1,6 +1,6 @@
 """Serves the page of a model: to this machine alone unless asked, with nothing from outside, leaving nothing on disk.
 
-Films and reports go to whoever reaches the port. The page has no accounts, so reaching it is what is guarded.
+Images and reports go to whoever reaches the port. The page has no accounts, so reaching it is what is guarded.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Guarded:
             return False  # another site's page asks
         kind = (headers.get(b"sec-fetch-site", b"none"), headers.get(b"sec-fetch-mode"))
         if kind[0] not in (b"none", b"same-origin") and kind[1] != b"navigate":
-            return False  # or shows a film of this one: a picture and a script are asked for without an origin
+            return False  # or shows an image of this one: a picture and a script are asked for without an origin
         return self.names is None or re.sub(r":\d+$", "", asked) in self.names
 
 
