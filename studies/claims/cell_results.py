@@ -96,11 +96,12 @@ def origin(table: Table) -> str:
     """One sentence: how many cells there are, and which of them were not run here, or not with this code."""
     taken = table.origins.values()
     processors = sorted({one.processor for one in taken})
-    said = f"{len(table.cells)} cells; {len(taken)} of them taken from files of results"
+    count = len(table.cells)
+    said = f"{count} cell{'s' * (count != 1)}; {len(taken)} taken from files of results"
     if processors:
         said += f" (run on {', '.join(processors)})"
     other = sum(not one.this_code for one in taken)
-    return said + (f"; {other} were run by a fedvlp with other code" if other else "") + "."
+    return said + (f"; {other} run by a fedvlp with other code" if other else "") + "."
 
 
 class Kind(Protocol):

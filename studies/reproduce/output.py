@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 from fedvlp.core.checkpoint import save_text
@@ -33,7 +34,9 @@ OTHER_DATA = (
 )
 
 
-NO_SIZE = "Tiny towers and a step or two a cell: that these data are read and every cell runs, and nothing more."
+NO_SIZE = (
+    "Tiny towers, fewer sites and a step or two a cell: that these data are read and every cell runs, and nothing more."
+)
 
 
 def number(measured: Interval | None, digits: int, spread: float | None = None) -> str:
@@ -80,7 +83,8 @@ def title(entry: Entry) -> str:
 def remarks(done: Reproduced) -> list[str]:
     """What to know of the table, a sentence or two each."""
     entry, study = done.entry, done.entry.study
-    said = [f"Seeds {', '.join(map(str, done.table.seeds))}. {READING}"]
+    seeds = done.table.seeds
+    said = [f"Seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))}. {READING}"]
     said += [NO_SIZE] if done.size.quick else []
     if done.size.demo:
         said += [OTHER_DATA]
@@ -105,17 +109,22 @@ def remarks(done: Reproduced) -> list[str]:
 
 
 def unmeasured(done: Reproduced) -> list[str]:
-    """What has no value of ours though cells have run: columns without any, then single places."""
-    rows, columns = range(len(done.entry.rows)), done.entry.columns
-    if not done.table.cells:
-        return []
-    empty = [[row for row in rows if done.value(row, index) is None] for index in range(len(columns))]
-    whole = [column.title for column, of in zip(columns, empty, strict=True) if len(of) == len(rows)]
-    return whole + [
-        f"{done.entry.rows[row].title}: {column.title}"
-        for column, of in zip(columns, empty, strict=True)
-        for row in of
-        if len(of) < len(rows)
+    """What has no value of ours though cells have run: rows and columns without any, then single places."""
+    rows, columns = done.entry.rows, done.entry.columns
+    there = {
+        (row, column)
+        for row, column in product(range(len(rows)), range(len(columns)))
+        if not done.table.cells or done.value(row, column)
+    }
+    some_row, some_column = {row for row, _ in there}, {column for _, column in there}
+    return [
+        *(one.title for row, one in enumerate(rows) if row not in some_row),
+        *(one.title for column, one in enumerate(columns) if column not in some_column),
+        *(
+            f"{rows[row].title}: {columns[column].title}"
+            for row, column in product(sorted(some_row), sorted(some_column))
+            if (row, column) not in there
+        ),
     ]
 
 

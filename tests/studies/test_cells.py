@@ -199,7 +199,7 @@ def test_what_measures_is_code_that_decides_a_figure() -> None:
     """A function's module and an object's count beside the rooms of the package; another file would be other code."""
     ways = [*(one.figures for one in ledger.SCENARIOS.values()), measures.Alignment(), measures.server]
     digests = {way.__module__: results.code(way) for way in ways}
-    assert len(set(digests.values())) == len(digests) == 5
+    assert len(set(digests.values())) == len(digests) == 6
     assert results.code(measures.server) == results.code(measures.Alignment())
 
 
@@ -220,7 +220,7 @@ def test_a_result_counts_for_its_own_experiment_alone(filed: tuple[Path, Table],
     assert set(said.values()) == {FILED}
     assert table.origins["fedavg", 0].this_code
     assert not table.origins["local", 0].this_code
-    assert "1 were run by a fedvlp with other code" in origin(table)
+    assert "1 run by a fedvlp with other code" in origin(table)
     settings_of(filed_here, "fedavg")["args.unheard_of"] = "1"
     filed_here.write()
     assert ("fedavg", 0) not in ask(scenario(), folder, jobs=0)[0].cells

@@ -73,7 +73,7 @@ def _lines(run: Run, name: str) -> Lines:
 
 def _interval(line: dict[str, str], name: str, digits: int) -> str:
     value, low, high = (_figure(line[f"{name}{end}"], digits) for end in ("", "_low", "_high"))
-    return f"{value} [{low}, {high}]"
+    return f"{value} [{low}, {high}]" if line[name] else value
 
 
 def _figure(value: str, digits: int) -> str:

@@ -63,7 +63,7 @@ from fedvlp.training.settings import Training
 
 TINY = ModelConfig(head_hidden=256, head_norm="layer")  # unlike scanners have no batch statistics in common (spec Z3)
 PAPER = ModelConfig(
-    image_tower="vit_base_patch16_224",
+    image_tower="vit_base_patch16_224",  # timm's default weights; as released: deit_base_patch16_224
     text_tower="bert-base-cased",
     text_layers=6,
     max_tokens=112,

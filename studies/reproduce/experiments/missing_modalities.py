@@ -168,7 +168,8 @@ def _fewer(size: Size, experiment: Experiment, percent: int) -> Experiment:
 
 
 DRAWN_ANEW = (
-    "Films are cropped at random where the released code mirrors and turns them, as a film has a side. "
+    "Films are cropped at random where the released code scales, mirrors and turns them, as a film has a side, and "
+    "grey values lose 0.5 and are divided by 0.5, in place of ImageNet's means and SDs. "
     "The authors' partitions are positions in their own file of annotations, and name no patient: patients of MIMIC's "
     "training split are drawn anew with each seed, and its validation and test splits choose the round and judge."
 )
