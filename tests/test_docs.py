@@ -195,6 +195,9 @@ def test_every_file_and_test_that_is_named_exists() -> None:
 def test_the_evidence_names_tests_for_every_guard_attack_and_party() -> None:
     """The hospitals' pages say what holds; the site has a page of the tests that show it, by the same names."""
     assert evidence.content().count("\n## ") == 4
+    assert f"and {len(evidence.shown_by(evidence.FAULTS))} faults" in text("README.md")
+    assert len(evidence.shown_by(evidence.ATTACKS)) == 13, "so many does security.md say"
+    assert "Thirteen attacks succeeded" in text("security.md")
     guards = text("security.md").partition("## Guards\n")[2].partition("\n## ")[0]
     assert re.findall(r"^\| \*\*([^*]+)\*\*", guards, re.MULTILINE) == list(evidence.shown_by(evidence.GUARDS))
     for file in re.findall(r"`([\w/.]+\.\w+)`", "".join(line.rpartition(" | ")[2] for line in guards.splitlines())):
