@@ -20,7 +20,7 @@ CSS = """
 .fx p{margin:.3rem 0}
 .fx .note{opacity:.78;max-width:52rem}
 .fx h1{font-size:1.5rem;margin:0}
-.fx h3{font-size:1.05rem;margin:.4rem 0 0}
+.fx h2{font-size:1.05rem;margin:.4rem 0 0}
 .fx .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(185px,1fr));gap:.9rem}
 .fx .card{border:1px solid var(--border-color-primary);border-radius:8px;overflow:hidden;min-width:0;
 background:var(--background-fill-primary)}
@@ -105,7 +105,7 @@ def card(record: Record) -> str:
 def _card(rank: int | None, record: Record) -> str:
     picture = '<div class="none">no image</div>'
     if record.pixels is not None:
-        picture = f'<img alt="image {rank or ""}" src="{film(record.pixels)}">'
+        picture = f'<img alt="image {rank or ""}, enlarge" tabindex="0" role="button" src="{film(record.pixels)}">'
     first = f"<b>{rank}</b><span>cosine {record.cosine:+.3f}</span>" if rank else ""
     where = ", ".join(filter(None, (record.site, record.split)))
     tags = "".join(f'<span class="tag">{text(label)}</span>' for label in record.labels)
