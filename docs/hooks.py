@@ -80,6 +80,7 @@ def drawn(formula: re.Match[str]) -> str:
     """
     block = formula[1] == "div"
     made = convert(unescape(formula[2]), display="block" if block else "inline")
+    made = made.replace(' xmlns="http://www.w3.org/1998/Math/MathML"', "")  # HTML knows it
     made = made.replace("<mo>&#x02016;", '<mo stretchy="false">&#x02016;')
     made = made.replace("<mi>log</mi>", '<mi>log</mi><mspace width="0.17em" />')
     return f'<div class="formula">{made}</div>' if block else made

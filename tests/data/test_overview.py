@@ -61,7 +61,7 @@ def test_a_caption_has_split_site_view_and_labels() -> None:
     assert subgroup_counts(views, "view") == {"AP": {"north": 5}, "": {"north": 1}}
     assert subgroup_counts(replace(views, sites=None), "view")["AP"] == {"train": 3, "val": 1, "test": 1}
     long = replace(views, sites=("a hospital with a long name",) * 6)
-    assert caption(long, 5) == "train a hospital with a …\nEdema, Fracture"
+    assert caption(long, 5) == "train a hospital with a\nlong name\nEdema, Fracture"
     many = replace(
         plain,
         labels=np.ones((6, 4), dtype=np.float32),

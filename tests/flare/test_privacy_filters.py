@@ -257,7 +257,7 @@ def test_a_change_that_travels_beside_the_model_is_audited_too(tmp_path: Path) -
     said = refused(AuditOutgoing(["text_encoder.words*"]), update(state=change), context(tmp_path, brought))
     assert "words of this site's reports can be read off" in said
     assert "matches no tensor" in refused(AuditOutgoing(["txt*"]), update(state=trained), context(tmp_path, brought))
-    assert "is no embedding that was" in refused(AuditOutgoing(["text_head.*"]), update(), context(tmp_path))
+    assert "is not an embedding of the received" in refused(AuditOutgoing(["text_head.*"]), update(), context(tmp_path))
 
 
 def test_metrics_by_name(tmp_path: Path) -> None:

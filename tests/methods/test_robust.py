@@ -43,7 +43,7 @@ def told(method: RobustWeights, one: Server, losses: dict[str, float] | tuple[fl
     return one.memory[WEIGHTS].tolist()
 
 
-def test_the_weights_of_spec_3_5() -> None:
+def test_the_weights_by_hand() -> None:
     """gamma 0.5 from uniform: e^(0.5 v)/sum; rho 1 does not bind, rho 0.1 does."""
     free = told(*server(gamma=0.5, rho=1.0), FIVE)
     assert free == pytest.approx([0.221906, 0.134593, 0.172820, 0.104821, 0.365861], abs=1e-6)

@@ -46,7 +46,7 @@ def test_a_model_comes_home_and_nothing_is_left(started: subprocess.Popen[str], 
     assert started.returncode == 0, out
     assert "status FINISHED:COMPLETED" in out
     for site in ("site-1", "site-2"):
-        assert re.search(rf"^round \d/1 .*{site} (loss|val_r1) \d", out, re.MULTILINE), "every site's own figures"
+        assert re.search(rf"^round \d/1 .*{site} (loss|val R@1) \d", out, re.MULTILINE), "every site's own figures"
     assert re.search(r"feddra .*\d", out), "the table of recall"
     assert out.rstrip().endswith("stopped, no process left")
     assert processes(str(tmp_path)) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,6 +50,12 @@ def test_every_run_is_on_the_page_and_its_figures_are_for_prometheus(tmp_path: P
         assert (status, headers["Refresh"]) == (200, "7")
         assert text.index("running in round 1 of 3") < text.index("completed without site-3 from round 2")
         assert "no process writes it" in text
+        rows = re.findall("<tr><td>(.*?)</td></tr>", text)
+        assert [row.split("</td><td>") for row in rows] == [
+            ["fedprox/001", "running", *["\N{EN DASH}"] * 4],
+            ["fedavg/001", "finished", "\N{EN DASH}", "5.47", *["\N{EN DASH}"] * 2],
+            ["fedavg/002", "killed", *["\N{EN DASH}"] * 4],
+        ], "all runs in a table, those that go on first"
         figures = ask("/metrics")[1].splitlines()
     assert {
         'fedvlp_run_state{run="fedavg/001"} 3', 'fedvlp_run_missing_sites{run="fedavg/001"} 1',

@@ -54,12 +54,17 @@ def test_what_is_there_and_what_to_look_into() -> None:
         "8 records of 8 patients are used: 7 with an image, 7 with a report.",
         "Not used, of 12 rows: missing image (3), no report (1).",
         "Reports seem to identify people: date in 2. Look at them before anything is trained.",
-        "Word for word the same at more than one patient: reports 1, records that have them 2. Among these, retrieval "
-        "cannot know which image is meant.",
+        "Reports that are the same word for word at several patients: 1, in 2 records. Among these, retrieval cannot "
+        "know which image is meant.",
     ]
     clean = replace(cohort(), phi={}, reports=tuple(f"text {row}" for row in range(8)))
     assert sentences(clean, {"rows": 8, "used": 8}) == [
         "8 records of 8 patients are used: 7 with an image, 8 with a report."
+    ]
+    untested = replace(clean, splits=np.array(["train"] * 6 + ["val"] * 2))
+    assert sentences(untested, {"rows": 8, "used": 8})[1:] == [
+        "No record is in the test split: no run on this data can be measured on patients that it has not seen. "
+        'split_column="" draws splits by patient.'
     ]
 
 

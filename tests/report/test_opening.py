@@ -113,6 +113,12 @@ def test_intervals_stand_beside_the_recalls(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert "Test split with intervals" not in page.tables, "no other recall was measured"
     assert page.text.index("What to do next") < page.text.index("Recall@K (R@K)"), "on the first screen"
+    drawn = page.tables["R@1, test split, in batches of 32 (%)"]
+    assert drawn[0] == [
+        "",
+        *(f"{of}{end}" for of in ("initial", "trained", "chance") for end in ("", ", low", ", high")),
+    ]
+    assert drawn[1] == ["average over sites", "4", "3", "5", "8", "7", "9", "3.125", ABSENT, ABSENT]
     assert "Compare with each site alone: fedvlp simulate local --like RUN" in page.text
     assert "--intervals" not in page.text
 

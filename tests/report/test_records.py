@@ -6,8 +6,10 @@ import csv
 import re
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.presets import SMALL
 from support.report_pages import Page, undrawn
@@ -105,6 +107,34 @@ def test_a_saliency_map_of_each_site_says_its_share_of_the_lungs(page: Page) -> 
     assert all(finding in COHORT.build().label_names for _, finding in said)
 
 
+def test_a_saliency_map_is_of_an_image_with_masks_where_there_is_one(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each site the second image with a finding alone has masks."""
+    run = FinishedRun(folder, "run")
+    cohort = run.assembly.cohort
+    masks = cohort.masks
+    assert masks is not None
+    masked = []
+    for site in ("site-1", "site-2"):
+        rows = cohort.rows("test", site)
+        masked.append(rows[(cohort.labels[rows] == 1).any(1)][1])
+
+    def some(rows: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: mask & np.isin(rows, masked)[:, None, None] for name, mask in masks(rows).items()}
+
+    changed = replace(cohort, masks=some)
+    monkeypatch.setattr(type(run.assembly), "cohort", property(lambda _: changed))
+    assert _saliency(run, ["site-1", "site-2"]).count("lungs: of the strongest tenth") == 2
+
+
+def test_images_come_before_the_tables_and_headings_leave_no_level_out(page: Page) -> None:
+    assert page.text.index("Test images and the reports") < page.text.index("Recall@K (R@K)")
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert all(later - earlier <= 1 for earlier, later in pairwise(levels))
+
+
 def test_a_site_without_images_has_no_saliency_map(tmp_path: Path) -> None:
     run = FinishedRun(simulated(tmp_path, replace(BASE, partition=experiments.Partition(text_only=1))), "run")
     assert run.assembly.cohort.masks is not None
@@ -133,8 +163,7 @@ def test_subgroups_of_an_evaluation_are_one_table(folder: RunFolder, tmp_path: P
     (run.path / "evaluation" / "linear-probe-subgroups.csv").write_text(f"{head},macro_auc_high\n{line}\n")
     (row,) = reported(run).tables["Subgroups"][1:]
     absent = "\N{EN DASH}"
-    auc = f"{absent} [{absent}, {absent}]"
-    assert row == ["sex: F", "linear probe, 100 %", "30", auc, "70.0 [60.0, 80.0]"]
+    assert row == ["sex: F", "linear probe, 100 %", "30", absent, "70.0 [60.0, 80.0]"]
 
 
 def test_the_map_has_a_cloud_for_every_site(page: Page) -> None:
@@ -169,7 +198,8 @@ def test_patients_are_in_no_page_that_nobody_asked_for(patients: RunFolder) -> N
     asked = reported(patients, "--films")
     assert OWNERS_EYES in asked.text
     assert asked.source.count("data:image/png") == len(listed(asked)) > 1
-    assert any(report in asked.text for report in reports)
+    written = set(patients.experiment().data.written().values()) - reports
+    assert any(report in asked.text for report in written), "as the table has them, and not as the text tower does"
     assert (patients.path / "report-films.html").exists()
     assert OWNERS_EYES not in (patients.path / "report.html").read_text(encoding="utf-8")
 

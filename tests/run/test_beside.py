@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from fedvlp.report.run import Run
 from fedvlp.run import beside, recalls
 from fedvlp.run.beside import ALONE, CHANCE, ORACLE, POOLED, START, TOWER_ALONE, Beside, verdict
 from fedvlp.run.folder import RunFolder
+from fedvlp.run.recalls import GAIN, TRAINED
 from fedvlp.run.simulate import simulate
 
 FEDERATED, SITES_ALONE = FedAvg(local_steps=2), Local(local_steps=2)
@@ -86,6 +88,20 @@ def test_a_run_on_own_records_says_first_what_it_is_worth(runs: dict[str, RunFol
     assert said in card
     assert f"| {TOWER_ALONE} | {shown[3].of_other} |" in card
     assert card.index("## Results") < card.index(said) < card.index("## Normalisation statistics")
+    of = {row.figure: row for row in recalls.read(run) if (row.site, row.k) == ("site-1", 1)}
+    chance = f"{of[TRAINED].chance:.1f}"
+    assert (
+        f"| site-1 | {of[TRAINED].queries} | {of[TRAINED].recall.unsigned()} | {of[GAIN].recall} | {chance} |" in card
+    )
+    assert re.search(r"\| Edema \| 0\.\d\d \[[^|]+\], \d+ / \d+ \|", card), "zero-shot by finding and site"
+    subgroups = "train_on,by,subgroup,test_records,accuracy,accuracy_low,accuracy_high,macro_auc,macro_auc_low"
+    file = run.path / "evaluation" / "linear-probe-subgroups.csv"
+    file.write_text(f"{subgroups},macro_auc_high\n100 %,sex,F,30,70,60,80,0.5,0.4,0.6\n")
+    write_report(run)
+    card = (run.model.parent / "README.md").read_text()
+    assert "| sex: F | linear probe, 100 % | 30 | 0.500 [0.400, 0.600] | 70.0 [60.0, 80.0] |" in card
+    assert card.count("<!-- beside -->") == 1
+    file.unlink()
 
 
 def test_the_tower_is_the_one_before_the_run_and_its_films_are_those_with_labels(runs: dict[str, RunFolder]) -> None:

@@ -17,6 +17,7 @@ from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
 from fedvlp.methods import CARMFL, CreamFL, FedAvg, FedEMA, FedU, Local
 from fedvlp.models.multimodal import MultimodalConfig
+from fedvlp.run.config import fingerprint
 from fedvlp.run.evaluate import DOWNSTREAM, EVALUATIONS, Choices
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
@@ -55,6 +56,15 @@ def finished(root: Path, method: Method, history: list[Any], **changes: Any) -> 
 
 def card_of(folder: RunFolder) -> str:
     return (folder.model.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_review_board_finds_what_it_signs(tmp_path: Path) -> None:
+    folder = finished(tmp_path, FedAvg(), ends(figures(10), figures(20)))
+    card = card_of(folder)
+    headings = ["Training records", "Results", "Privacy", "Intended use", "Known limits", "Review", "Licence"]
+    assert [name for name in re.findall("^## (.*)$", card, re.MULTILINE) if name in headings] == headings
+    for said in ("no medical device", f"`{fingerprint(folder.experiment())}`", "| data protection officer | | | |"):
+        assert said in card
 
 
 def test_an_average_has_the_figures_of_the_sites_and_no_more_to_say(tmp_path: Path) -> None:

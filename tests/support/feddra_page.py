@@ -123,7 +123,7 @@ STEPS = (
         "ŵ<sub>i</sub> = w<sub>i</sub> e<sup>γ v<sub>i</sub></sup>"
         " / Σ<sub>j</sub> w<sub>j</sub> e<sup>γ v<sub>j</sub></sup>",
         (
-            f"{ROBUST}::test_the_weights_of_spec_3_5",
+            f"{ROBUST}::test_the_weights_by_hand",
             f"{DRO}::test_large_rho_is_exponentiated_gradient",
             f"{ROBUST}::test_the_hard_site_gains_over_a_real_run",
         ),

@@ -86,7 +86,7 @@ def _beside_the_steps(batches: Iterator[Batch], device: torch.device) -> Iterato
 
 @cache
 def _side_stream(device: torch.device) -> Any:
-    """One for all phases: memory that a stream has used can be used again by no other."""
+    """One stream for all phases: memory that is freed on one stream is not reused by another."""
     streams: Any = torch.get_device_module(device)
     return streams.Stream(device)
 

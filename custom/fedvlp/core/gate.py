@@ -209,7 +209,7 @@ def _check_sent_tensors(message: Broadcast) -> str | None:
 
 
 def plain(name: object) -> str:
-    """A name as an answer may repeat it; of one that is not plain what it is and how long."""
+    """The name where it is plain text, otherwise its type and length: an answer repeats no other text."""
     return name if isinstance(name, str) and PLAIN_NAME.fullmatch(name) else _shown(name)
 
 

@@ -35,7 +35,7 @@ class Written:
     digest: str = ""
 
     def with_line(self, line: bytes) -> Written:
-        """With one line more."""
+        """A copy with one more line."""
         digest = hashlib.sha256(self.digest.encode() + line).hexdigest()
         return Written(self.records + 1, self.size + len(line), digest)
 
@@ -93,7 +93,7 @@ def read(file: Path, written: Written) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in lines]
     except (ValueError, RecursionError):
-        raise CheckpointError(f"{file.name} in {file.parent} has a line that is no record") from None
+        raise CheckpointError(f"{file.name} in {file.parent} has a line that is not a record") from None
 
 
 def _missing(file: Path, written: Written) -> CheckpointError:

@@ -54,7 +54,7 @@ def read_bounded(path: Path, most: int, follow: bool = False) -> bytes:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ValueError(f"{path.name} cannot be read: {error.strerror}; a link or a folder is not") from None
+        raise ValueError(f"{path.name} cannot be read: {error.strerror}; links and folders are not read") from None
     if content is None or len(content) > most:
         raise ValueError(f"{path.name} is no regular file of at most {most:,} bytes")
     return content

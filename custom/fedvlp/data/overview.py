@@ -19,6 +19,7 @@ from fedvlp.data.cohort import SPLITS, Cohort
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 TILE = 160  # side of a sample on the contact sheet, pixels
 CAPTION = 44  # height of the text below a sample, pixels
+LINES = 3  # of that text
 LETTER = 11  # height of its letters, pixels
 WIDTH = 25  # letters of a line of it
 CUT = "…"  # ends what is longer
@@ -136,13 +137,14 @@ def subgroup_counts(cohort: Cohort, name: str, counted: np.ndarray | None = None
 
 
 def caption(cohort: Cohort, row: int) -> str:
-    """For a sample: a line of its split, site and subgroups such as the view; and up to two of the positive labels."""
+    """For a sample, in up to three lines: its split, site and subgroups such as the view; then the positive labels."""
     site = [] if cohort.sites is None else [cohort.sites[row]]
     known = [value for name in cohort.subgroup_names if (value := str(cohort.subgroup(name)[row]))]
     positive = [name for name, value in zip(cohort.label_names, cohort.labels[row], strict=True) if value == 1]
     taken = " ".join([str(cohort.splits[row]), *site, *known])
-    first = taken if len(taken) <= WIDTH else taken[: WIDTH - len(CUT)] + CUT
-    return "\n".join([first, *textwrap.wrap(", ".join(positive), WIDTH, max_lines=2, placeholder=CUT)])
+    lines = textwrap.wrap(taken, WIDTH, max_lines=2, placeholder=CUT)
+    labels = textwrap.wrap(", ".join(positive), WIDTH, max_lines=LINES - len(lines), placeholder=CUT)
+    return "\n".join([*lines, *labels])
 
 
 def contact_sheet(

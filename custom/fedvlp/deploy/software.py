@@ -48,7 +48,7 @@ def checked_sums(folder: Path) -> dict[str, str]:
         listed[match[2]] = match[1]
     there = {path.name for path in folder.iterdir()} - {SUMS, SIGNATURE}
     if there != listed.keys():
-        raise SoftwareError(f"{SUMS} lists {sorted(listed)}, the folder holds {sorted(there)}; take the release again")
+        raise SoftwareError(f"{SUMS} lists {sorted(listed)}, the folder holds {sorted(there)}; get the release again")
     altered = sorted(name for name, digest in listed.items() if _digest((folder / name).read_bytes()) != digest)
     if altered:
         raise SoftwareError(f"{', '.join(altered)}: not the SHA-256 of {SUMS}; install nothing of it, ask for it again")

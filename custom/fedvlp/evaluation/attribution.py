@@ -6,7 +6,7 @@ A map says what the model looks at, and not whether it is right.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,20 +134,22 @@ def draw(result: Attribution, path: Path) -> None:
     save_bytes(path, drawn(result))
 
 
-def drawn(result: Attribution) -> bytes:
-    """The image beside the same image with the map on it, as a PNG."""
+def drawn(result: Attribution, masks: Iterable[Tensor] = ()) -> bytes:
+    """The image beside the same image with the map and the outlines of ``masks``, bool [S, S], on it, as a PNG."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    figure = Figure(figsize=(7, 3.3), layout="constrained")
     plain, mapped = figure.subplots(1, 2)
     limit = max(float(result.added.abs().max()), 1e-6)
     for axes in (plain, mapped):
         axes.imshow(result.film, cmap="gray", vmin=-1, vmax=1)
         axes.set_axis_off()
     colours = mapped.imshow(result.added, cmap="RdBu_r", vmin=-limit, vmax=limit, alpha=0.5)
-    plain.set_title(f"cosine {result.cosine:+.3f}")
-    mapped.set_title("red speaks for the phrase, blue against it")
-    figure.colorbar(colours, ax=mapped, label=f"what {result.square} x {result.square} pixels add, by {result.by}")
+    for mask in masks:
+        mapped.contour(mask.float(), levels=[0.5], colors="black", linewidths=1)
+    plain.set_title(f"cosine {result.cosine:+.3f}", fontsize=10)
+    mapped.set_title("red: for the phrase, blue: against it", fontsize=10)
+    figure.colorbar(colours, ax=mapped, label=f"what {result.square} x {result.square} pixels add")
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
+    figure.savefig(buffer, format="png", dpi=160)
     return buffer.getvalue()

@@ -64,7 +64,7 @@ def task_of(content: dict[str, Any], tensors: State) -> Task:
 
 
 def apart(message: Shareable) -> tuple[dict[str, Any], State]:
-    """All of a message but its tensors, and those."""
+    """A message without its tensors, and its tensors."""
     dxo = from_shareable(message)
     return messages.header_of(dxo), dxo.data
 

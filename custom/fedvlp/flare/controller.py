@@ -256,7 +256,7 @@ class FederatedController(Controller):
         return self.experiment.rounds
 
     def _finish(self, folder: RunFolder, state: State, history: list[Record]) -> None:
-        """Writes what the run brought."""
+        """Writes the results of the run."""
         folder.finish(self.experiment, state, history)
         assert self._fl_ctx is not None
         self.log_info(self._fl_ctx, f"trained model: {folder.model}")

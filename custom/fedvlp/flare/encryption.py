@@ -126,7 +126,7 @@ class Cipher:
             (one,) = ciphertexts
             known = one.size() == 2 and one.scale == scale and one.parms_id() == self._level
             if not known or one.is_transparent():
-                raise PrivacyError("a ciphertext was made with other parameters, or hides nothing")
+                raise PrivacyError("a ciphertext was made with other parameters, or is transparent (not encrypted)")
 
     def add(self, left: Tensor, right: Tensor) -> Tensor:
         """The ciphertexts of the sum."""
@@ -264,7 +264,7 @@ class CiphertextSum:
             raise QuorumLostError(
                 f"round {self._server.round} phase {self._server.phase}: the ciphertexts of {self._added} sites could "
                 f"be added, {self._needed} needed. The model is as it was before this phase; the server's log names "
-                "the sites that are left out. Resume the run once these are solved"
+                "the sites that are left out. Resume the run once these sites are repaired"
             )
         weight = torch.tensor(float(self._samples), dtype=torch.float64)
         self._server.memory = {CIPHERTEXT: self._rows, WEIGHT: weight}

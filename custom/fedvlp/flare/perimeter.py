@@ -193,7 +193,7 @@ class Perimeter(FLComponent):
                 self._watch(self._site.cell.core_cell)
 
     def _watch(self, core: CoreCell) -> None:
-        """Looks at the messages of this process from the first one on."""
+        """Checks every message of this process, from the first on."""
         self._watches = True
         if self.side == "server":
             self._own_name = core.identity_resolver.resolve(SERVER)

@@ -266,8 +266,8 @@ class AuditOutgoing(FilterOfNames):
             start = before.get(own)
             if start is None or tensor.ndim != 2 or start.shape != tensor.shape:
                 raise PrivacyError(
-                    f"{name} is no embedding that was received, so what it tells cannot be measured",
-                    public="a tensor that the site audits is no embedding that was received",
+                    f"{name} is not an embedding of the received model, so what it tells cannot be measured",
+                    public="a tensor on this site's audit list is not an embedding of the received model",
                 )
             after = tensor if own == name else start.cpu() + tensor.cpu()  # a change travels beside the tensor
             out = int(standing_out(start.cpu(), after.cpu()).sum())

@@ -109,7 +109,7 @@ class TaskHandler:
         return passed
 
     def _told(self, message: Broadcast, update: Update, trained: Iterable[int]) -> Interval:
-        """How well the receiver of an update tells the records that it was trained on; the log says it too.
+        """The membership-inference AUC of an update, which is also logged.
 
         Tensors that stay at the site are as they are after training. Raises UnmeasuredError: then nothing leaves.
         """

@@ -56,18 +56,26 @@ def _checked(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def page(runs: Statuses) -> str:
-    """The page: unfinished runs first, each with a sentence, figures and a line for every site."""
+    """The page: a table of all runs, unfinished ones first; then each with a sentence, figures and its sites."""
     order = sorted(runs, key=lambda name: (runs[name]["status"] != RUNNING, name))
-    body = "".join(_run(name, runs[name]) for name in order)
-    return html.page("Runs", body or "<p>no run yet</p>")
+    head = ("run", "state", "phases", "loss", "val R@1, average (%)", "val R@1, worst site (%)")
+    table = html.table(head, [_row(name, runs[name]) for name in order])
+    body = table + "".join(_run(name, runs[name]) for name in order)
+    return html.page("Runs", body if runs else "<p>no run yet</p>")
+
+
+def _row(name: str, status: Mapping[str, Any]) -> list[object]:
+    """The cells of a run in the table of all."""
+    done = f"{status['phases_done']} of {status['phases']}" if "phases_done" in status else html.ABSENT
+    return [name, status["status"], done, *(html.number(status.get(figure)) for figure in FIGURES[-3:])]
 
 
 def _run(name: str, status: Mapping[str, Any]) -> str:
     summary, *lines = (html.text(line) for line in in_words(status))
     rest = "".join(f"<li>{line}</li>" for line in lines)
     state = f'<span class="status">{html.text(status["status"])}</span>'
-    kind = "caution" if exit_code(status) else "lead"
-    return f'<h2>{html.text(name)} {state}</h2><p class="{kind}">{summary}</p><ul>{rest}</ul>'
+    kind = ' class="caution"' if exit_code(status) else ""
+    return f"<h2>{html.text(name)} {state}</h2><p{kind}>{summary}</p><ul>{rest}</ul>"
 
 
 def metrics(runs: Statuses) -> str:

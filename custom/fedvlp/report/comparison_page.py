@@ -22,7 +22,8 @@ Content = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 EXPLANATION = (
     "Recall is on held-out test studies, in percent, mean of both directions; average and worst are over sites. In "
     "brackets and as bars: 95 % intervals by a bootstrap over the test patients, the same resamples for every run; for "
-    "the worst site the union of the percentile and the basic interval. They do not cover other training seeds."
+    "the worst site the union of the percentile and the basic interval. They do not cover other training seeds. Steps "
+    "are a site's in a mean round: those that train the encoders, at the full rate (of warm-up a part), and all."
 )
 
 
@@ -96,7 +97,7 @@ def write(compared: Comparison, folders: Sequence[RunFolder], path: Path) -> Pat
 
 def _tables(compared: Comparison) -> str:
     """The tables, each with its title, as HTML."""
-    return "".join(f"<h3>{text(title)}</h3>{html.table(columns, rows)}" for title, columns, rows in tables(compared))
+    return "".join(f"<h2>{text(title)}</h2>{html.table(columns, rows)}" for title, columns, rows in tables(compared))
 
 
 def _level(compared: Comparison) -> tuple[str, float] | None:

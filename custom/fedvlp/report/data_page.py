@@ -25,6 +25,12 @@ BINS = 32  # of grey levels
 MOST_LABELS = 20  # drawn
 SHEET = "contact-sheet.png"
 """Some images with split, site and view, beside the page (data/overview.py)."""
+EMPTY = {
+    "train": "nothing can be trained on",
+    "val": "no curve over rounds can be drawn",
+    "test": "no run on this data can be measured on patients that it has not seen",
+}
+"""Split -> what its lack means."""
 NUMBERS = "Row 1 is the first below the table's header."
 NORMAL = 1.959964  # 97.5 % quantile of the normal distribution
 
@@ -70,6 +76,12 @@ def sentences(cohort: Cohort, summary: Mapping[str, int]) -> list[str]:
     if left:
         reasons = ", ".join(f"{reason} ({count:,})" for reason, count in left.items())
         lines.append(f"Not used, of {summary.get('rows', 0):,} rows: {reasons}.")
+    splits = {split: of["records"] for split, of in overview.split_counts(cohort).items()}
+    lines += [
+        f'No record is in the {split} split: {EMPTY[split]}. split_column="" draws splits by patient.'
+        for split, count in splits.items()
+        if not count
+    ]
     if cohort.phi:
         kinds = ", ".join(f"{kind} in {count:,}" for kind, count in cohort.phi.items())
         lines.append(f"Reports seem to identify people: {kinds}. Look at them before anything is trained.")
@@ -82,7 +94,7 @@ def sentences(cohort: Cohort, summary: Mapping[str, int]) -> list[str]:
     texts, records = overview.repeated_reports(cohort)
     if texts:
         lines.append(
-            f"Word for word the same at more than one patient: reports {texts:,}, records that have them {records:,}. "
+            f"Reports that are the same word for word at several patients: {texts:,}, in {records:,} records. "
             "Among these, retrieval cannot know which image is meant."
         )
     return lines

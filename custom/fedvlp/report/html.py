@@ -14,32 +14,34 @@ from typing import Any
 ABSENT = "\N{EN DASH}"  # in place of a value
 CSS = """
 body{font:15px/1.5 system-ui,sans-serif;color:#1b1f24;background:#fff;margin:0 auto;padding:1rem;max-width:1120px}
-h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.15rem;margin:2rem 0 .6rem;border-bottom:1px solid #d8dce2}
+h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.15rem;margin:1.6rem 0 .5rem;border-bottom:1px solid #d8dce2}
 h3{font-size:.95rem;margin:.8rem 0 .3rem}p{margin:.4rem 0;max-width:52rem;overflow-wrap:anywhere}
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:1.2rem 1.8rem}
 .cards{grid-template-columns:repeat(auto-fit,minmax(min(100%,310px),1fr))}.cards img{max-width:400px}
 figure{margin:0;min-width:0}
-img{width:100%;max-width:560px;height:auto;display:block}img.sheet{max-width:100%}.scroll{overflow:auto;max-height:26rem}
-.scroll:has(table){background:linear-gradient(90deg,#fff 40%,#fff0) 0 0/3rem 100% local no-repeat,
+img{width:100%;max-width:560px;height:auto;display:block}img.sheet{max-width:100%}.scroll{overflow:auto;
+background:linear-gradient(90deg,#fff 40%,#fff0) 0 0/3rem 100% local no-repeat,
 linear-gradient(270deg,#fff 40%,#fff0) 100% 0/3rem 100% local no-repeat,
+linear-gradient(0deg,#fff 40%,#fff0) 0 100%/100% 3rem local no-repeat,
 linear-gradient(90deg,#0004,#0000) 0 0/.9rem 100% scroll no-repeat,
-linear-gradient(270deg,#0004,#0000) 100% 0/.9rem 100% scroll no-repeat}
+linear-gradient(270deg,#0004,#0000) 100% 0/.9rem 100% scroll no-repeat,
+linear-gradient(0deg,#0004,#0000) 0 100%/100% .9rem scroll no-repeat}
+details .scroll,.scroll:has(tr:nth-child(40)){max-height:26rem}th{position:sticky;top:0}
 details{font-size:.87rem;margin:.2rem 0}summary{cursor:pointer;color:#444c56}
 table{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-nums}
 th,td{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #e4e7eb;vertical-align:top}
 th{background:#f5f6f8;font-weight:600;vertical-align:bottom}.text td,.text th{text-align:left}
-td,th:first-child{white-space:nowrap}td:first-child,th:first-child{text-align:left}
+td{white-space:nowrap}td:first-child,th:first-child{text-align:left;white-space:normal}
 .text td:last-child{white-space:normal;overflow-wrap:anywhere;min-width:12rem}
 .scroll+.grid{margin-top:1.2rem}
 dl{display:grid;grid-template-columns:auto 1fr;gap:0 .8rem;margin:0;font-size:.87rem}dt{color:#555d68}
 dd{margin:0;overflow-wrap:anywhere}.caution{border-left:4px solid #b35900;padding-left:.6rem}
-.films{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:1rem 1.8rem;margin:.8rem 0}
-.films>div{display:flex;flex-wrap:wrap;gap:.8rem;align-items:flex-start}.films img{width:300px;flex:none}
-.films>div>div{flex:1 1 200px}mark{background:#ffe9a8;color:inherit}
+.films>div{display:flex;flex-wrap:wrap;gap:.4rem 1.2rem;align-items:flex-start;margin:1.2rem 0}
+.films img{width:420px;max-width:100%}.films>div>div{flex:1 1 300px}mark{background:#ffe9a8;color:inherit}
 .films h3{margin-top:0}.films ol{margin:.2rem 0;padding-left:1.2rem;font-size:.87rem}.films li{margin-bottom:.3rem}
-.films .own{font-weight:600}.films span{color:#555d68;font-weight:400;white-space:nowrap}
+.films .own{background:#e3eefb}.films span{color:#555d68;font-weight:400;white-space:nowrap}
 .lead{font-size:1.05rem;margin:.3rem 0}.lead:first-of-type{font-weight:600}.lead+p:not(.lead){margin-top:1rem}
-@media(max-width:600px){td:first-child,th:first-child{white-space:normal;min-width:6.5rem}td,th{padding:.2rem .4rem}}
+@media(max-width:600px){td:first-child,th:first-child{min-width:6.5rem}td,th{padding:.2rem .4rem}}
 .status{padding:.1rem .6rem;border-radius:1rem;background:#e8edf3;font-weight:600}
 @media(prefers-color-scheme:dark){html{background:#fff;filter:invert(.91) hue-rotate(180deg)}
 img:not([src*="svg+xml"]){filter:invert(1) hue-rotate(180deg)}}

@@ -53,9 +53,8 @@ def sentences(run: Run) -> list[str]:
             recalls = []
         behind, others = _left_behind(run, chosen, recalls)
         lines = [*behind, *_gained(run, chosen, recalls), *_whose(run), *others, *_course(run, chosen.scope), *lines]
-        lines += _beside_oracle(run.recalls)
     said = verdict(run.beside)
-    return [said, *lines] if said else lines
+    return [said, *lines] if said else [*lines, *_beside_oracle(run.recalls)]
 
 
 def chosen_of(run: Run) -> Chosen | None:

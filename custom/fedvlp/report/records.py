@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedvlp.data.labels import CHEXPERT
 from fedvlp.data.loader import eval_batch
+from fedvlp.data.screening import DataSource
 from fedvlp.evaluation.attribution import attribution, drawn, within
 from fedvlp.evaluation.retrieval import ranks
 from fedvlp.models.load import load_model
@@ -41,18 +42,20 @@ PLAIN = {"no", "finding", "lung", "other", "support", "enlarged"}  # words of la
 EXPLANATION = (
     "Of each site, with the trained model: the first test image whose own report ranks first among the reports of the "
     "site's test split, and the first image whose own does not. Beside each image are the reports nearest to it, with "
-    "their cosine; its own is bold, words of findings are marked. Another report with the same findings is not wrong."
+    "their cosine; its own is shaded, words of findings are marked. Another report with the same findings is not wrong."
 )
 MAP = (
     "First two principal components of the trained model's embeddings of the test studies. Where sites lie apart, the "
     "model distinguishes sites, and not findings alone. What is near here need not be near in the whole space."
 )
 SALIENCY = (
-    "Of each site the first test image with a finding: red squares raise the cosine with its name. A map that "
+    "Of each site a test image with a finding, and with masks where there are any: red squares raise the cosine with "
+    "the finding's name, black lines are the masks. A map that "
     "knows nothing has the same share of its strongest tenth within a mask as the mask has of the image. It says what "
     "the model looks at, and not whether it is right."
 )
 LUNGS = "lungs"
+LOOKED_AT = 100  # findings of a site among whose images one with masks is looked for
 OWNERS_EYES = (
     "This page shows images and reports of the site's own patients. It is for their owner's eyes alone: do not send it "
     "to anybody, and remove it when you have looked"
@@ -98,7 +101,7 @@ def _shown(run: Run) -> str:
 
 
 def _saliency(run: FinishedRun, sites: Sequence[str]) -> str:
-    """Of each site the first test image with a finding, and where the model looks for it; "" without masks."""
+    """Of each site a test image with a finding, and where the model looks for it; "" without masks."""
     cohort = run.assembly.cohort
     if cohort.masks is None or run.assembly.site_only():  # such a run has no one model that is loaded from its folder
         return ""
@@ -106,18 +109,26 @@ def _saliency(run: FinishedRun, sites: Sequence[str]) -> str:
     for site in sites:
         rows = cohort.rows("test", site)
         rows = rows[cohort.has_image()[rows]]
-        present = np.argwhere(cohort.labels[rows] == 1)
+        present = np.argwhere(cohort.labels[rows] == 1)[:LOOKED_AT]
         if not len(present):
             continue
-        row, label = rows[[present[0, 0]]], cohort.label_names[present[0, 1]]
-        prepared = eval_batch(torch.from_numpy(cohort.images(row)), model.config.image_size)[0]
-        result = attribution(model, prepared, label.lower())
+        labels = [cohort.label_names[column] for column in present[:, 1]]
+        masks = cohort.masks(rows[present[:, 0]])
+        drawn_on = [
+            {name for name in (LUNGS, label) if name in masks and masks[name][i].any()}
+            for i, label in enumerate(labels)
+        ]
+        chosen = max(range(len(present)), key=lambda i: len(drawn_on[i]))  # the first of those with most masks
+        label, size = labels[chosen], model.config.image_size
+        levels = torch.from_numpy(cohort.images(rows[[present[chosen, 0]]]))
+        result = attribution(model, eval_batch(levels, size)[0], label.lower())
+        seen = {
+            name: eval_batch(torch.from_numpy(np.uint8(255) * masks[name][[chosen]]), size)[0, 0] > 0
+            for name in sorted(drawn_on[chosen])
+        }
         said = [f"{site}, {label}: {result.sentence}"]
-        for name, mask in cohort.masks(row).items():
-            if name in (LUNGS, label) and mask[0].any():
-                seen = eval_batch(torch.from_numpy(np.uint8(255) * mask), model.config.image_size)[0, 0] > 0
-                said.append(f"{name}: {within(result, seen)}")
-        picture = f'<img alt="{text(said[0])}" src="{address(drawn(result))}">'
+        said += [f"{name}: {within(result, mask)}" for name, mask in seen.items()]
+        picture = f'<img alt="{text(said[0])}" src="{address(drawn(result, seen.values()))}">'
         out += f"<figure>{picture}<p>{text('; '.join(said))}.</p></figure>"
     return f"<h3>Where the model looks for a finding</h3><p>{text(SALIENCY)}</p>{grid(out)}" if out else ""
 
@@ -127,6 +138,8 @@ def _site(run: FinishedRun, site: str, image: Tensor, reports: Tensor) -> str:
     rank, _ = ranks(image, reports)
     cohort = run.assembly.cohort
     rows = cohort.rows("test", site)
+    written = DataSource.of(run.assembly.experiment.data).written()
+    said = [written.get(cohort.ids[row], cohort.reports[row]) for row in rows]
     findings = {word for name in (*CHEXPERT, *cohort.label_names) for word in name.lower().split()} - PLAIN
     out = ""
     for chosen in (rank == 0, rank > 0):
@@ -135,13 +148,12 @@ def _site(run: FinishedRun, site: str, image: Tensor, reports: Tensor) -> str:
         query = int(torch.nonzero(chosen)[0])
         cosines, nearest = (image[query] @ reports.T).topk(min(TOP, len(reports)))
         listed = "".join(
-            _report(number, _marked(cohort.reports[rows[index]], findings), index == query, cosine)
+            _report(number, _marked(said[index], findings), index == query, cosine)
             for number, (index, cosine) in enumerate(zip(nearest.tolist(), cosines.tolist(), strict=True), start=1)
         )
         own = int(rank[query]) + 1
         if own > TOP:
-            said = _marked(cohort.reports[rows[query]], findings)
-            listed += _report(own, said, True, float(image[query] @ reports[query]))
+            listed += _report(own, _marked(said[query], findings), True, float(image[query] @ reports[query]))
         first = f"{site}: its own report is number {own} of {len(reports)}"
         picture = f'<img alt="a test image of {text(site)}" src="{film(cohort.original(int(rows[query]), SIDE))}">'
         out += f"<div>{picture}<div><h3>{text(first)}</h3><ol>{listed}</ol></div></div>"
@@ -171,4 +183,4 @@ def _map(vectors: Vectors) -> str:
             continue
         points = {site: [(x, y) for x, y in tensor.tolist()] for site, tensor in components(of_sites).items()}
         out += figures.clouds(f"{title} of the test split by site (PCA)", points)
-    return f"<p>{text(MAP)}</p>{grid(out)}" if out else ""
+    return f"<h3>Embeddings</h3><p>{text(MAP)}</p>{grid(out)}" if out else ""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from fedvlp.core.metric_keys import BYTES_UP
 from fedvlp.core.types import EVALUATE
 from fedvlp.evaluation import metric_names as names
+from fedvlp.evaluation.intervals import Interval
 from fedvlp.report import figures
 from fedvlp.report.figures import AVERAGE, WORST, Curve
 from fedvlp.report.html import ABSENT, grid, table, text
@@ -33,6 +34,10 @@ EXPLANATION = (
     "studies."
 )
 EXPLORE = "See images and reports: fedvlp explore RUN --data ..."
+DEFINITION = (
+    "R@1: the share of test images whose own report ranks first, averaged with that of reports whose own image does."
+)
+CHANCE = "chance"
 MISSING = (
     "There are no intervals over patients yet. They can be measured where the run's data are, with "
     "fedvlp report RUN --intervals."
@@ -45,15 +50,34 @@ OF_SERVER = "These metrics are of the server's model; those that the sites sent 
 
 
 def at_a_glance(run: Run) -> str:
-    """R@1 over sites and by site, what the run is held against, and what to do next, as HTML; "" where not measured."""
+    """R@1 over sites and by site, and what the run is held against, as HTML; "" where not measured."""
     if not run.recalls:
         return ""
     head = ("", "test pairs", "initial", "trained", "gained", "from the average", "chance")
-    chosen = [row for row in _trained(run.recalls) if _first(run, row)]
-    rows = [_of_site(run.recalls, row) for row in sorted(chosen, key=lambda row: row.over == SITE)]
+    rows = [_of_site(run.recalls, row) for row in _chosen(run)]
     title = f"R@1 on the test split, {SCOPES[_scope(run)]} (%), with 95 % intervals"
     whose = f"<p>{text(OF_SERVER)}</p>" if run.evaluated and run.sends else ""
-    return f"<h3>{title}</h3>{whose}{table(head, rows)}{_left_out(run)}{_beside(run)}{_next(run)}"
+    return f"<h2>{title}</h2>{whose}{table(head, rows)}{_left_out(run)}{_beside(run)}"
+
+
+def drawing(run: Run) -> str:
+    """R@1 over sites and by site before and after training, beside chance, as HTML."""
+    shown: dict[str, dict[str, Interval]] = {INITIAL: {}, TRAINED: {}, CHANCE: {}}
+    for row in _chosen(run):
+        name = row.site or OVER[row.over]
+        for figure in (INITIAL, TRAINED):
+            if (other := _same(run.recalls, row, figure)) is not None:
+                shown[figure][name] = other.recall
+        if not math.isnan(row.chance):
+            shown[CHANCE][name] = Interval(row.chance, math.nan, math.nan)
+    looks = {INITIAL: figures.UNTRAINED, TRAINED: figures.look(0), CHANCE: {"color": "black", "marker": "|"}}
+    return figures.ranges(f"R@1, test split, {SCOPES[_scope(run)]} (%)", shown, looks)
+
+
+def _chosen(run: Run) -> list[Recall]:
+    """The recalls at the top of the page, those over sites first."""
+    chosen = [row for row in _trained(run.recalls) if _first(run, row)]
+    return sorted(chosen, key=lambda row: row.over == SITE)
 
 
 def _scope(run: Run) -> str:
@@ -79,14 +103,15 @@ def recall_tables(run: Run) -> str:
 def _beside(run: Run) -> str:
     """What the run is held against, as HTML; "" where nobody measured it."""
     rows = [[row.what, row.of_run, row.other, row.of_other] for row in run.beside]
-    return "<h3>What it is worth</h3>" + table(["", "this run", "held against", "its metric"], rows) if rows else ""
+    return "<h2>What it is worth</h2>" + table(["", "this run", "held against", "its metric"], rows) if rows else ""
 
 
-def _next(run: Run) -> str:
+def next_steps(run: Run) -> str:
     """The commands of the runs that are not there to compare with, and of the page that shows images, as HTML."""
     missing = lacking(run.folder) if run.method is not None else []
     steps = [*(f"Compare with {command}" for command in missing), EXPLORE]
-    return f"<h3>What to do next</h3><ul>{''.join(f'<li>{text(step)}</li>' for step in steps)}</ul>"
+    items = "".join(f"<li>{text(step)}</li>" for step in steps)
+    return f"<h2>What to do next</h2><p>RUN is the folder of this run.</p><ul>{items}</ul>"
 
 
 def _left_out(run: Run) -> str:
@@ -116,11 +141,16 @@ def _of_site(recalls: Sequence[Recall], row: Recall) -> list[str]:
 
 def _cell(recalls: Sequence[Recall], row: Recall, figure: str) -> str:
     """Another figure of the same site, scope and k, with its interval."""
-    same = (row.over, row.site, row.scope, row.k)
-    for other in recalls:
-        if other.figure == figure and (other.over, other.site, other.scope, other.k) == same:
-            return str(other.recall) if figure in (GAIN, FROM_AVERAGE) else other.recall.unsigned()
-    return ABSENT
+    other = _same(recalls, row, figure)
+    if other is None:
+        return ABSENT
+    return str(other.recall) if figure in (GAIN, FROM_AVERAGE) else other.recall.unsigned()
+
+
+def _same(recalls: Sequence[Recall], row: Recall, figure: str) -> Recall | None:
+    """Another figure of the same site, scope and k."""
+    same = (figure, row.over, row.site, row.scope, row.k)
+    return next((one for one in recalls if (one.figure, one.over, one.site, one.scope, one.k) == same), None)
 
 
 def _percent_or_absent(value: float) -> str:

@@ -127,7 +127,10 @@ class Run:
     def sites(self) -> list[str]:
         """Every site that was asked or measured; site-2 stands before site-10, the pooled site last."""
         names = {name for record in self.history for name in (*record["members"], *by_site(record))}
-        return sorted(names, key=lambda name: (name == POOLED, [p.zfill(9) for p in re.split(r"(\d+)", name)]))
+        return sorted(
+            names,
+            key=lambda name: (name == POOLED, [p.zfill(9) if p.isdecimal() else p for p in re.split(r"(\d+)", name)]),
+        )
 
     def style(self, site: str) -> dict[str, Any]:
         """matplotlib's settings of a site's line, the same in every figure."""

@@ -16,7 +16,7 @@ from fedvlp.run.metrics import Record
 
 
 def head(run: Run) -> str:
-    """What happened, status, metrics with baselines, the sites and what to do next, as HTML."""
+    """One screen: what happened, status, what to do next, metrics of the sites with baselines, as HTML."""
     last: Record = run.history[-1] if run.history else {"round": 0, "phase": "", "members": []}
     done = [f"trained up to round {record['round']}, phase {record['phase']}" for record, _ in run.training]
     where = done[-1] if done else "not trained yet"
@@ -32,15 +32,17 @@ def head(run: Run) -> str:
     elif status in (None, "running") or older:
         status = "in progress or interrupted"
     out = "".join(f'<p class="lead">{text(sentence)}</p>' for sentence in opening.sentences(run))
+    out += f"<p>{text(retrieval_section.DEFINITION)}</p>" if run.recalls else ""
     out += f'<p><span class="status">{text(status)}</span> {text(where)}{"; saved " * bool(run.saved)}{run.saved}.</p>'
     if run.status.get("reason"):
         out += f"<p>{'An earlier attempt ended with: ' if older else ''}{text(run.status['reason'])}</p>"
     cautions = [*([records.OWNERS_EYES] if run.films else []), *run.cautions]
-    out += "".join(f'<p class="caution">{text(sentence)}.</p>' for sentence in cautions)
+    out += "".join(f'<p class="caution">{text(sentence[:1].upper() + sentence[1:])}.</p>' for sentence in cautions)
     if not run.config:
         return out + "<p>The folder has no config.json, so what was run is not known.</p>"
     facts = {"method": html.kind(run.setting("method")), "sites": _sites(run, last)}
-    return out + html.pairs(facts) + retrieval_section.at_a_glance(run)
+    beside = f"<div>{retrieval_section.drawing(run)}{retrieval_section.next_steps(run)}</div>" if run.recalls else ""
+    return html.grid(f"<div>{out}{html.pairs(facts)}</div>{beside}") + retrieval_section.at_a_glance(run)
 
 
 def _sites(run: Run, last: Record) -> str:
@@ -70,8 +72,8 @@ def _normalisation(run: Run) -> str:
 
 SECTIONS: dict[str, Callable[[Run], str]] = {
     "": head,
-    "Retrieval": retrieval_section.section,
     "Test images and the reports retrieved for them": records.section,
+    "Retrieval": retrieval_section.section,
     "Zero-shot by finding and site": sections.zero_shot,
     "Linear probe and calibration": evaluations.linear_probe,
     "Subgroups": evaluations.subgroups,

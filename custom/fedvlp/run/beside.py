@@ -34,7 +34,7 @@ from fedvlp.run import measurements, presets, recalls, zero_shot_areas
 from fedvlp.run.compare import BATCH, INITIAL, FinishedRun
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.model_card import RESULTS_END, with_block
-from fedvlp.run.recalls import GAIN, TOGETHER, TRAINED, Recall, is_built_in
+from fedvlp.run.recalls import GAIN, SITE, TOGETHER, TRAINED, Recall, is_built_in
 from fedvlp.run.simulate import PARTITION, noted_partition
 from fedvlp.training.settings import DeviceError
 
@@ -88,11 +88,11 @@ def measure(folder: RunFolder) -> None:
 
 
 def _write_to_card(folder: RunFolder) -> None:
-    """Puts what the run is held against into its model card, as the report has it now."""
+    """Puts what was measured of the run, and what it is held against, into its model card, as the report has it now."""
     card = folder.model.parent / "README.md"
-    if card.exists() and (shown := rows(folder)):
+    if card.exists() and (said := _for_card(folder)):
         before = card.read_text(encoding="utf-8")
-        after = with_block(before, _for_card(shown), "beside", RESULTS_END)
+        after = with_block(before, said, "beside", RESULTS_END)
         if after != before:
             save_text(card, after)
 
@@ -298,8 +298,50 @@ def _listed(shown: Sequence[Beside]) -> str:
     return "; ".join(f"{row.other}: {row}" for row in shown)
 
 
-def _for_card(shown: Sequence[Beside]) -> str:
-    """The same for the model card, in Markdown."""
-    lines = [f"| {row.what} | {row.of_run} | {row.other} | {row.of_other} |" for row in shown]
-    head = "| metric on the test split | these weights | held against | its metric |"
-    return "\n".join([verdict(shown), "", head, "|---|---|---|---|", *lines])
+def _for_card(folder: RunFolder) -> str:
+    """What the model card says of all that: the verdict, then by site, finding and subgroup, in Markdown."""
+    shown = rows(folder)
+    held = [(row.what, row.of_run, row.other, row.of_other) for row in shown]
+    blocks = [
+        verdict(shown),
+        _table("", ("metric on the test split", "these weights", "held against", "its metric"), held),
+        _by_site(recalls.read(folder)),
+        _by_finding([one for one in zero_shot_areas.read(folder) if one.model == TRAINED]),
+        _table(
+            "By subgroup of patients:",
+            ("subgroup", "evaluation", "test records", "macro AUC", "accuracy, %"),
+            measurements.subgroups(folder),
+        ),
+    ]
+    return "\n\n".join(filter(None, blocks))
+
+
+def _by_site(measured: Sequence[Recall]) -> str:
+    """R@1 of each site, with what it gained, as Markdown."""
+    scope = names.IN_BATCH if any(row.scope == names.IN_BATCH for row in measured) else names.WHOLE_SET
+    chosen = [row for row in measured if (row.over, row.k, row.scope) == (SITE, 1, scope)]
+    gains = {row.site: row.recall for row in chosen if row.figure == GAIN}
+    lines = [
+        (row.site, row.queries, row.recall.unsigned(), gains.get(row.site, ""), f"{row.chance:.1f}")
+        for row in chosen
+        if row.figure == TRAINED
+    ]
+    title = "R@1 by site, %, with 95 % intervals over test patients:"
+    return _table(title, ("site", "test pairs", "trained", "gained", "chance"), lines)
+
+
+def _by_finding(areas: Sequence[zero_shot_areas.Area]) -> str:
+    """Zero-shot AUC of each finding at each site, as Markdown."""
+    of = {(one.finding, one.site): f"{one.area.unsigned(2)}, {one.positive} / {one.films}" for one in areas}
+    findings, sites = (list(dict.fromkeys(of_key)) for of_key in zip(*of, strict=True)) if of else ([], [])
+    lines = [(finding, *(of.get((finding, site), "") for site in sites)) for finding in findings]
+    title = "Zero-shot AUC, 0 to 1, chance 0.5, with 95 % intervals; positives / total:"
+    return _table(title, ("finding", *sites), lines)
+
+
+def _table(title: str, head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+    """A table in Markdown, below its title; "" without lines."""
+    if not lines:
+        return ""
+    drawn = "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *lines))
+    return f"{title}\n\n{drawn}" if title else drawn

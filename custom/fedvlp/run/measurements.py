@@ -62,6 +62,37 @@ def lines_of(folder: RunFolder, file: Path, read: Callable[[Mapping[str, str]], 
         ) from None
 
 
+def table_of(folder: RunFolder, name: str) -> list[dict[str, str]]:
+    """The lines of an evaluation's table of the run's own records; none where nobody measured it."""
+    return lines_of(folder, folder_of(folder) / f"{name}.csv", dict)
+
+
+def subgroups(folder: RunFolder) -> list[tuple[str, ...]]:
+    """What was measured by subgroup of patients: subgroup, evaluation, test records, macro AUC, accuracy in percent."""
+    probed = table_of(folder, f"{PROBE}-subgroups")
+    rows = [
+        (f"{line['by']}: {line['subgroup']}", f"linear probe, {line['train_on']}", line["test_records"],
+         interval(line, "macro_auc", 3), interval(line, "accuracy", 1))
+        for line in probed if line["train_on"] == probed[-1]["train_on"]
+    ]  # fmt: skip
+    rows += [
+        (line["subgroup"], f"zero-shot, {line['model']} model", line["records"], _rounded(line["macro_auc"], 3),
+         _rounded(line["accuracy"], 1))
+        for line in table_of(folder, f"{ZERO_SHOT}-subgroups")
+    ]  # fmt: skip
+    return sorted(rows)
+
+
+def interval(line: Mapping[str, str], name: str, digits: int) -> str:
+    """A figure of a table's line with its interval; a dash for none."""
+    value, low, high = (_rounded(line[f"{name}{end}"], digits) for end in ("", "_low", "_high"))
+    return f"{value} [{low}, {high}]" if line[name] else value
+
+
+def _rounded(value: str, digits: int) -> str:
+    return f"{float(value):.{digits}f}" if value else "\N{EN DASH}"
+
+
 def is_current(folder: RunFolder, file: Path) -> bool:
     """Whether the file need not be measured again: it is of the run's model, or without a note and no older than it."""
     if not file.exists() or is_of_another_model(folder, file):

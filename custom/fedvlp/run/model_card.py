@@ -14,6 +14,7 @@ from fedvlp.evaluation import metric_names as names
 from fedvlp.models.dual_encoder import describe
 from fedvlp.models.initial import SHIPPED, parse
 from fedvlp.models.multimodal import MultimodalConfig
+from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.metrics import Record, areas_of_sites, largest_by_site, of_server, summary
 from fedvlp.run.site_sources import SiteSources
@@ -23,7 +24,7 @@ TEMPLATE = """\
 
 {image_tower} reads images of {size} x {size} pixels, {text_tower} reads up to {tokens} tokens; both end in unit vectors
 of {dim} numbers. {parameters:,} parameters. Method: `{method}`, {rounds} rounds, seed {seed}. Start: {start}.
-Written by fedvlp {version}.{weights}
+Written by fedvlp {version}; fingerprint of the experiment: `{fingerprint}`.{weights}
 
 ## Use
 
@@ -61,8 +62,38 @@ otherwise gets a wrong vector, without an error.
 
 ## Intended use
 
-Research on {kinds}. This is no medical device: it was not validated for diagnosis or for any decision about
-a patient. It knows images and reports like those of its sites; measure it on your own records before you use it.
+Research on {kinds}, by people who can judge what it says. This is no medical device: it was not
+validated for diagnosis, triage, writing reports or any other decision about a patient. It knows images and reports like
+those of its sites; measure it on your own records before you use it.
+
+## Known limits
+
+- It was trained and tested at the sites above alone: other scanners, wards, countries and languages were not tested.
+- What is rare in the training records is learned badly, and a metric of few positives has a wide interval.
+- Any image gets a vector, one of another region or view too, and nothing warns of it.
+- A cosine or a logit is no probability. A saliency map says what the model looks at, and not whether it is right.
+- It may know a site by its scanner or its way of reporting: see the source oracle, where it was measured.
+- What has no metric here was not measured. `fedvlp report RUN --intervals` adds intervals, baselines and findings by
+  site; `fedvlp evaluate RUN --what zero-shot` or `linear-probe`, then `fedvlp report RUN`, subgroups; and
+  `fedvlp audit RUN` attacks on the training records.
+
+## Review
+
+To fill in and sign before the model leaves the consortium. The data card of every site belongs to it.
+
+| | |
+|---|---|
+| responsible for the model; contact | ... |
+| data cards: site, version, date | ... |
+| ethics committee: reference, date; contract | ... |
+| permitted use and users; valid until | ... |
+| who is told of a failure, and who withdraws the model | ... |
+
+| | name | date | signature |
+|---|---|---|---|
+| lead | | | |
+| clinical reviewer | | | |
+| data protection officer | | | |
 
 ## Licence
 
@@ -122,6 +153,7 @@ def card(
         seed=experiment.rounds.seed,
         start=_start(experiment),
         version=__version__,
+        fingerprint=fingerprint(experiment),
         source=_source(experiment.data),
         counts=_counts(samples),
         results=_areas(history) if labels else _results(summary(list(history)), experiment.method.evaluates()),

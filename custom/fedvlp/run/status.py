@@ -58,7 +58,7 @@ def in_words(status: Mapping[str, Any]) -> list[str]:
         figures.append(f"{_duration(status['seconds'])} since it began")
     if "seconds_left" in status:
         figures.append(f"about {_duration(status['seconds_left'])} left")
-    figures += [f"{name} {status[name]:.4g}" for name in ("loss", "val_r1_average", "val_r1_worst") if name in status]
+    figures += _metrics(status, "loss", "val_r1_average", "val_r1_worst")
     if figures:
         lines.append(", ".join(figures))
     if under_way := status.get("under_way"):
@@ -74,8 +74,15 @@ def _line(site: str, entry: Mapping[str, Any]) -> str:
         said.append(f"absent since round {entry['absent_since']}")
     if entry.get("dropped"):
         said.append(f"dropped in {entry['dropped']} phase{'s' * (entry['dropped'] > 1)}")
-    said += [f"{name} {entry[name]:.4g}" for name in ("loss", "val_r1") if name in entry]
+    said += _metrics(entry, "loss", "val_r1")
     return f"{site}: {', '.join(said)}" + (f": {entry['reason']}" if entry.get("reason") else "")
+
+
+def _metrics(of: Mapping[str, Any], *names: str) -> list[str]:
+    """Those of the metrics that there are, a recall in percent: "val R@1 worst 37.5 %"."""
+    shown = {name: f"{of[name]:.4g}" for name in names if name in of}
+    words = {name: name.replace("_r1", " R@1").replace("_", " ") for name in shown}
+    return [f"{words[name]} {value}{' %' * (name != 'loss')}" for name, value in shown.items()]
 
 
 def _duration(seconds: float) -> str:
