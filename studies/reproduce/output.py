@@ -58,13 +58,19 @@ def rows(done: Reproduced) -> list[tuple[str, ...]]:
         (
             one.title,
             *(
-                f"{number(done.value(row, column), entry.digits, done.spread(row, column))} "
+                f"{number(done.value(row, column), entry.digits, _spread(done, row, column))} "
                 f"({_printed(entry, one, column)})"
                 for column in range(len(entry.columns))
             ),
         )
         for row, one in enumerate(entry.rows)
     ]
+
+
+def _spread(done: Reproduced, row: int, column: int) -> float | None:
+    """That of ours, where the paper prints one."""
+    entry = done.entry
+    return done.spread(row, column) if entry.spread(entry.rows[row], column) else None
 
 
 def _printed(entry: Entry, row: Row, column: int) -> str:

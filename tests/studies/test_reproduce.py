@@ -162,6 +162,8 @@ def test_the_global_models_accuracy_is_its_own_where_there_is_a_selector(tmp_pat
         replace(get("pms-fm:1"), rows=get("pms-fm:1").rows[6:7]), Size(DEMO), Table({("pms-fm", 0): figures}), ()
     )
     assert "0.550 \N{PLUS-MINUS SIGN} 0.055 (0.571 \N{PLUS-MINUS SIGN} 0.0" in output.markdown(done)
+    unspread = output.markdown(Reproduced(entry, Size(DEMO), Table({("pms-fm", 0): figures}), ()))
+    assert output.SPREAD not in unspread, "its paper prints none in this table"
 
 
 def test_recall_after_a_round_is_by_the_site_that_trained_and_the_site_that_is_measured(
