@@ -37,7 +37,7 @@ scrollbar-width:thin;scrollbar-color:var(--border-color-primary) transparent}
 .fx table,.fx thead,.fx table tr{border:0}
 .fx table th,.fx table td{padding:.25rem .6rem;text-align:left;border:0;
 border-bottom:1px solid var(--border-color-primary)}
-.fx td.number,.fx th.number{text-align:right;white-space:nowrap}
+.fx td.number,.fx th.number{text-align:right}.fx td.number{white-space:nowrap}
 .fx .card[data-index]{cursor:zoom-in}
 .fx .seen{width:100%;max-width:260px;background:#000;display:block;border-radius:8px}
 .fx .large{width:100%;max-width:1024px;background:#000;display:block;border-radius:8px}
@@ -46,6 +46,7 @@ border-bottom:1px solid var(--border-color-primary)}
 .fx svg text{fill:var(--body-text-color);font-size:13px}
 .fx svg [data-index]{cursor:pointer}
 .fx svg [data-index]:hover{stroke:var(--body-text-color);fill-opacity:1}
+.dark .fx svg path{filter:brightness(1.4);fill-opacity:1}
 .fx svg .frame{fill:none;stroke:var(--border-color-primary)}
 .fx .legend{display:flex;flex-wrap:wrap;gap:.2rem 1rem}
 .fx .legend svg{width:14px;height:14px;display:inline-block;vertical-align:-2px;margin-right:.3rem}
