@@ -134,6 +134,15 @@ def test_a_printed_number_that_may_be_a_misprint_is_marked() -> None:
     assert not any(one.doubt for one in printed.tables()["car-mfl:5"].values())
 
 
+def test_a_misprint_of_another_size_is_in_the_table_and_not_in_its_picture() -> None:
+    """FedRGB's table 14 prints 2595 for 25.95; drawn, the other bars would have no length."""
+    entry = get("fedrgb:14")
+    done = Reproduced(entry, Size(SMALLEST), Table({("fedrgb", 0): {ledger.WORST: 1.0}}), ())
+    assert "(2595*)" in output.markdown(done)
+    assert "2595" not in output.drawings(done)
+    assert "26.75" in output.drawings(done)
+
+
 def test_no_two_rows_of_an_entry_show_one_figure() -> None:
     """PMS-FM's table 3 once had the selected model twice: in its own row, and in that of the global model."""
     for entry in ENTRIES:
