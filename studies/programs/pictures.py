@@ -35,15 +35,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=PICTURES)
     options = parser.parse_args()
     folder = RunFolder(options.run)
-    figure, axes = pyplot.subplots(
-        1, 2 * SHOWN + 1, figsize=(13, 2.9), width_ratios=[*(1.0, 1.5) * SHOWN, 1.6], layout="constrained"
-    )
-    for position, (image, reports) in enumerate(retrieved(folder)):
-        axes[2 * position].imshow(image, cmap="gray", vmin=0, vmax=255)
-        axes[2 * position].axis("off")
-        write(axes[2 * position + 1], reports)
-    curves(axes[-1], folder)
-    figure.savefig(options.out / "retrieval.png", dpi=110, facecolor="white")
+    figure = pyplot.figure(figsize=(9, 5), layout="constrained")
+    grid = figure.add_gridspec(SHOWN, 3, width_ratios=[1.0, 1.5, 1.1])
+    for row, (image, reports) in enumerate(retrieved(folder)):
+        film, beside = figure.add_subplot(grid[row, 0]), figure.add_subplot(grid[row, 1])
+        film.imshow(image, cmap="gray", vmin=0, vmax=255)
+        film.axis("off")
+        write(beside, reports)
+    curves(figure.add_subplot(grid[:, 2]), folder)
+    figure.savefig(options.out / "retrieval.png", dpi=130, facecolor="white")
     for name, page, title in (
         ("saliency.png", folder.page(False), "site-2, "),
         ("compare.svg", options.comparison, "R@1 of every model"),
@@ -80,14 +80,14 @@ def retrieved(folder: RunFolder) -> list[tuple[np.ndarray, list[tuple[str, bool]
 def write(axis: Any, reports: list[tuple[str, bool]]) -> None:
     """The reports below each other; the image's own is bold."""
     axis.axis("off")
-    axis.set_title("reports ranked first (green: its own)", fontsize=9, loc="left")
+    axis.set_title("ranked first (green: its own)", fontsize=9, loc="left")
     y = 0.98
     for rank, (report, own) in enumerate(reports, 1):
         lines = textwrap.wrap(report, 40)[:4]
         said = "\n".join(lines)
         weight, colour = ("bold", "tab:green") if own else ("normal", "0.25")
         axis.text(0, y, f"{rank}. {said}", va="top", fontsize=8, weight=weight, color=colour, transform=axis.transAxes)
-        y -= 0.072 * len(lines) + 0.06
+        y -= 0.078 * len(lines) + 0.04
 
 
 def curves(axis: Any, folder: RunFolder) -> None:

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -113,6 +113,12 @@ class Person:
 
         return WebDriverWait(self.browser, 40, ignored_exceptions=()).until(there, f"{count} x {selector}: {words!r}")
 
+    def waits(self, condition: Callable[[], bool]) -> None:
+        """Returns once the condition holds."""
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        WebDriverWait(self.browser, 40).until(lambda _: condition())
+
     def disappears(self, selector: str) -> None:
         """Returns once no element is there any more."""
         from selenium.webdriver.support.wait import WebDriverWait
@@ -157,9 +163,13 @@ def test_a_person_uses_every_tab(home: Path, program: subprocess.Popen[str], bro
     person.types("What to look for", "left basal effusion")
     person.clicks("Search")
     person.sees(".fx .card img", count=8)
-    person.sees(".fx .card img").click()
-    person.sees(".fx img.large")
-    person.sees(".fx .note", ".png, ")  # the name of the file
+    assert browser.execute_script("return document.documentElement.lang") == "en"
+    person.sees(".fx .card .key", ".png")  # the name of the file
+    person.sees(".fx .card img").send_keys("\n")  # by keyboard, as by a click
+    large = person.sees(".fx img.large")
+    person.sees(".fx .note", ".png, ")
+    in_view = "const box = arguments[0].getBoundingClientRect(); return box.top >= -1 && box.top < innerHeight"
+    person.waits(lambda: browser.execute_script(in_view, large))
     person.clicks("Where does the model look for the phrase?")
     person.sees(".fx p", "left basal effusion")
     person.sees(".fx img.map")

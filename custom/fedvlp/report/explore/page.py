@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,20 @@ element.addEventListener("click", event => {
     const point = event.target.closest("[data-index]");
     if (point) trigger("click", {index: Number(point.dataset.index)});
 });
+element.addEventListener("keydown", event => {
+    if (event.target.matches("[tabindex]") && ["Enter", " "].includes(event.key)) {
+        event.preventDefault();
+        event.target.click();
+    }
+});
 """
-"""In the browser: a click on a card, or on a point of the projection, tells the index of its record."""
+"""In the browser: a click on a card, or on a point of the projection, tells the index of its record; so does Enter."""
+
+TO_IMAGE = """() => {
+    const shown = [...document.querySelectorAll(".fx img.large")].find(image => image.checkVisibility());
+    if (shown) shown.parentElement.scrollIntoView({block: "nearest"});
+}"""
+"""In the browser: the image that was clicked comes into view, wherever on the page its card is."""
 
 Dropped = tuple[Film, str]
 """An image, and the class that comes first for it, "" where there is none."""
@@ -41,6 +54,9 @@ class Answers:
     def __init__(self, explorer: Explorer, names: bool = False) -> None:
         self.explorer = explorer
         self.names = names  # whether names of files are shown: to the owner of the records alone
+        if names:
+            keys = (explorer.name_of(index) or key for index, key in enumerate(explorer.keys))
+            self.explorer = replace(explorer, keys=tuple(keys))
 
     def head(self) -> str:
         """What the page is about."""
@@ -167,7 +183,7 @@ def _shown(gr: Any, html: str = "") -> Any:
 
 def _section(gr: Any, heading: str, script: str | None = None) -> Any:
     """A component that shows HTML, below a heading; ``script``: what the browser runs for it, of this module's own."""
-    _shown(gr, f'<div class="fx"><h3>{text(heading)}</h3></div>')
+    _shown(gr, f'<div class="fx"><h2>{text(heading)}</h2></div>')
     return gr.HTML(js_on_load=script)
 
 
@@ -194,10 +210,13 @@ def _viewer(gr: Any, answers: Answers, *clickable: Any) -> Any:
         width = gr.Slider(1, 255, value=255, step=1, label="Window")
     large = _shown(gr)
     for component in clickable:
-        component.click(_of_event(gr, answers.clicked), None, index, api_visibility="private")
+        told = component.click(_of_event(gr, answers.clicked), None, index, api_visibility="private")
+        told.success(None, js=TO_IMAGE, api_visibility="private")  # the card of the image that is shown already
     shown = _told(gr, lambda *given: (answers.viewed(*given), gr.Row(visible=given[0] is not None)))
     for event in (index.change, level.change, width.change):
-        event(shown, [index, level, width], [large, window], api_visibility="private")
+        told = event(shown, [index, level, width], [large, window], api_visibility="private")
+        if event == index.change:
+            told.success(None, js=TO_IMAGE, api_visibility="private")
     return index
 
 

@@ -20,7 +20,7 @@ CSS = """
 .fx p{margin:.3rem 0}
 .fx .note{opacity:.78;max-width:52rem}
 .fx h1{font-size:1.5rem;margin:0}
-.fx h3{font-size:1.05rem;margin:.4rem 0 0}
+.fx h2{font-size:1.05rem;margin:.4rem 0 0}
 .fx .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(185px,1fr));gap:.9rem}
 .fx .card{border:1px solid var(--border-color-primary);border-radius:8px;overflow:hidden;min-width:0;
 background:var(--background-fill-primary)}
@@ -37,7 +37,7 @@ scrollbar-width:thin;scrollbar-color:var(--border-color-primary) transparent}
 .fx table,.fx thead,.fx table tr{border:0}
 .fx table th,.fx table td{padding:.25rem .6rem;text-align:left;border:0;
 border-bottom:1px solid var(--border-color-primary)}
-.fx td.number,.fx th.number{text-align:right;white-space:nowrap}
+.fx td.number,.fx th.number{text-align:right}.fx td.number{white-space:nowrap}
 .fx .card[data-index]{cursor:zoom-in}
 .fx .seen{width:100%;max-width:260px;background:#000;display:block;border-radius:8px}
 .fx .large{width:100%;max-width:1024px;background:#000;display:block;border-radius:8px}
@@ -46,6 +46,7 @@ border-bottom:1px solid var(--border-color-primary)}
 .fx svg text{fill:var(--body-text-color);font-size:13px}
 .fx svg [data-index]{cursor:pointer}
 .fx svg [data-index]:hover{stroke:var(--body-text-color);fill-opacity:1}
+.dark .fx svg path{filter:brightness(1.4);fill-opacity:1}
 .fx svg .frame{fill:none;stroke:var(--border-color-primary)}
 .fx .legend{display:flex;flex-wrap:wrap;gap:.2rem 1rem}
 .fx .legend svg{width:14px;height:14px;display:inline-block;vertical-align:-2px;margin-right:.3rem}
@@ -105,7 +106,7 @@ def card(record: Record) -> str:
 def _card(rank: int | None, record: Record) -> str:
     picture = '<div class="none">no image</div>'
     if record.pixels is not None:
-        picture = f'<img alt="image {rank or ""}" src="{film(record.pixels)}">'
+        picture = f'<img alt="image {rank or ""}, enlarge" tabindex="0" role="button" src="{film(record.pixels)}">'
     first = f"<b>{rank}</b><span>cosine {record.cosine:+.3f}</span>" if rank else ""
     where = ", ".join(filter(None, (record.site, record.split)))
     tags = "".join(f'<span class="tag">{text(label)}</span>' for label in record.labels)
