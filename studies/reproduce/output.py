@@ -204,9 +204,10 @@ def drawings(done: Reproduced) -> str:
             measured, value = done.value(row, index), entry.printed(one, index)
             ours |= {one.title: measured.value} if measured else {}
             printed |= {one.title: float(value)} if value != UNPRINTED else {}
-        for row in entry.rows:  # a misprint of 2595 for 25.95 would leave no length to the other bars
-            if entry.doubt(row, index) and printed[row.title] > 10 * median(printed.values()):
-                del printed[row.title]
+        for doubtful in [one for one in entry.rows if entry.doubt(one, index)]:
+            # a misprint of 2595 for 25.95 would leave no length to the other bars
+            if printed[doubtful.title] > 10 * median(printed.values()):
+                del printed[doubtful.title]
         groups = ({"the paper": printed} if printed else {}) | {"ours": ours}
         colours = {one.title: figures.COLOURS[row % 6] for row, one in enumerate(entry.rows)}
         drawn += figures.bars(column.title, groups, colours) if ours else ""
