@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support.presets import SMALL
 from support.report_pages import page_of
 
@@ -62,6 +64,15 @@ def test_their_mean_is_the_macro_auc(folder: RunFolder, measured: list[Area]) ->
 
 
 @pytest.mark.slow(seconds=3)
+def test_an_area_whose_negatives_are_of_one_patient_has_no_interval() -> None:
+    """Else it would be exact: every resample with an AUC has that patient."""
+    scores = torch.tensor([[[0.1, 0.1], [0.2, 0.2], [0.3, 0.3], [0.4, 0.4]]])
+    labels = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
+    one, two = areas._of_site("trained", "a", ("x", "y"), scores, labels, torch.ones(4, dtype=torch.bool), "abcd")
+    assert (one.area.value, math.isnan(one.area.low), one.area.unsigned(2)) == (0.0, True, "0.00")
+    assert not math.isnan(two.area.low)
+
+
 def test_kept_features_of_frozen_towers_give_the_same(tmp_path: Path) -> None:
     """Whose batches have no films."""
     frozen = ModelConfig(init="tiny-pool", head_norm="layer", alignment=False, adapters="lora", adapter_rank=0)

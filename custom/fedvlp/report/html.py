@@ -22,10 +22,8 @@ figure{margin:0;min-width:0}
 img{width:100%;max-width:560px;height:auto;display:block}img.sheet{max-width:100%}.scroll{overflow:auto;
 background:linear-gradient(90deg,#fff 40%,#fff0) 0 0/3rem 100% local no-repeat,
 linear-gradient(270deg,#fff 40%,#fff0) 100% 0/3rem 100% local no-repeat,
-linear-gradient(0deg,#fff 40%,#fff0) 0 100%/100% 3rem local no-repeat,
 linear-gradient(90deg,#0004,#0000) 0 0/.9rem 100% scroll no-repeat,
-linear-gradient(270deg,#0004,#0000) 100% 0/.9rem 100% scroll no-repeat,
-linear-gradient(0deg,#0004,#0000) 0 100%/100% .9rem scroll no-repeat}
+linear-gradient(270deg,#0004,#0000) 100% 0/.9rem 100% scroll no-repeat}
 details .scroll,.scroll:has(tr:nth-child(40)){max-height:26rem}th{position:sticky;top:0}
 details{font-size:.87rem;margin:.2rem 0}summary{cursor:pointer;color:#444c56}
 table{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-nums}

@@ -115,7 +115,7 @@ def _of_site(
 ) -> Iterator[Area]:
     """The AUCs at one site from scores [seeds, N, C], labels [N, C], records that have an image [N], and patients [N].
 
-    A finding without a positive or without a negative image has none.
+    A finding without a positive or without a negative image has none; where either are one patient's, no interval.
     """
     for index, finding in enumerate(classes):
         known = imaged & (labels[:, index] != -1)
@@ -125,6 +125,8 @@ def _of_site(
             continue
         whose = [patient for patient, one in zip(patients, known.tolist(), strict=True) if one]
         area = bootstrap(macro([area_of(of_seed[known, index], truth) for of_seed in scores]), whose)
+        if min(len({who for who, one in zip(whose, truth.tolist(), strict=True) if one == of}) for of in (0, 1)) < 2:
+            area = Interval(area.value, math.nan, math.nan)  # that one patient is in every resample that has an AUC
         curves = torch.tensor([roc(of_seed[known, index], truth, RATES) for of_seed in scores])
         yield Area(name, site, finding, len(truth), positive, area, tuple(curves.mean(0).tolist()))
 
