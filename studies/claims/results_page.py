@@ -25,7 +25,7 @@ CONDITIONS = ("rounds", "long", "steps", "moments", "seldom", "start")
 """Ends of the names of rows of `programs/conditions.py`."""
 
 OWN_NORM = "-own-norm"
-"""Ends the names of rows of `programs/equal_time.py` with each site's own batch normalisation, in place of layer norm."""
+"""Ends names of rows of `programs/equal_time.py` with each site's own batch normalisation, in place of layer norm."""
 
 PARTS = {"one-stage": "two stages", "no-constraint": "the constraint", "no-dro": "robust weights"}
 """Ends of the names of rows of `programs/ablation.py` -> the part that such a row lacks."""
