@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.browser import chromium, needs_browser
 from support.checkout import copied
 from test_tutorials import NAMES
 
@@ -70,24 +69,12 @@ def test_nothing_is_loaded_from_another_machine(site: Path) -> None:
     assert (site / "docs" / "iframe-worker.js").exists()
 
 
-@pytest.mark.skipif(find_spec("selenium") is None, reason="pip install selenium")
-@pytest.mark.skipif(not (shutil.which("chromium") and shutil.which("chromedriver")), reason="no chromium here")
+@needs_browser
 def test_a_query_is_answered_from_the_disk(site: Path) -> None:
     """As a reader types it, without a server and without the network."""
-    from selenium import webdriver
     from selenium.webdriver.support.wait import WebDriverWait
 
-    options = webdriver.ChromeOptions()
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--host-resolver-rules=MAP * ~NOTFOUND",
-    ):
-        options.add_argument(argument)
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    try:
-        browser.set_window_size(1400, 1000)
+    with chromium() as browser:
         browser.get((site / "index.html").as_uri())
         field = browser.find_element("css selector", "input.md-search__input")
         browser.execute_script("arguments[0].focus()", field)
@@ -95,5 +82,3 @@ def test_a_query_is_answered_from_the_disk(site: Path) -> None:
         links = "return [...document.querySelectorAll('.md-search-result__link')].map(link => link.href)"
         found = WebDriverWait(browser, 40).until(lambda browser: browser.execute_script(links))
         assert any(link.partition("#")[0].endswith("docs/runs.html") for link in found)
-    finally:
-        browser.quit()

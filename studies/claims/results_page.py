@@ -24,6 +24,9 @@ SETTLING = 100
 CONDITIONS = ("rounds", "long", "steps", "moments", "seldom", "start")
 """Ends of the names of rows of `programs/conditions.py`."""
 
+OWN_NORM = "-own-norm"
+"""Ends names of rows of `programs/equal_time.py` with each site's own batch normalisation, in place of layer norm."""
+
 PARTS = {"one-stage": "two stages", "no-constraint": "the constraint", "no-dro": "robust weights"}
 """Ends of the names of rows of `programs/ablation.py` -> the part that such a row lacks."""
 
@@ -115,7 +118,7 @@ def seeds(table: Table, row: str) -> str:
 
 def condition(row: str) -> str:
     """ "-rounds" of feddra-rounds; "" of a row under the scenario's own conditions."""
-    return next((f"-{one}" for one in CONDITIONS if row.endswith(f"-{one}")), "")
+    return next((f"-{one}" for one in CONDITIONS if row.removesuffix(OWN_NORM).endswith(f"-{one}")), "")
 
 
 def equal_encoder_steps(row: str) -> str:
@@ -162,6 +165,9 @@ def compared(scenario: str, table: Table) -> Compared:
             "FedAvg (encoder steps)": equal_encoder_steps,
             "FedAvg (total steps)": lambda row: equal_steps_in_all(row, longer),
             "whole method": whole_method,
+            "FedAvg (own normalisation)": lambda row: (
+                f"fedavg{condition(row)}{OWN_NORM}" if row.endswith(OWN_NORM) else row
+            ),
         }
     if scenario == "named-baselines":
         return {"FedAvg, the same loss": of_the_same_loss}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.browser import chromium, needs_browser
 from support.presets import SMALL
 from support.report_pages import Page, undrawn
 from typer.testing import CliRunner
@@ -236,3 +237,15 @@ def test_a_run_without_recalls_says_so(tmp_path: Path) -> None:
     folder = simulated(tmp_path, SMALL)
     done = CliRunner().invoke(app, ["report", str(folder.path)], catch_exceptions=False)
     assert done.output.startswith("no recall left the sites (their policy), or none was measured\nreport ")
+
+
+@needs_browser
+def test_on_a_phone_the_page_is_as_wide_as_the_screen(page: Page, folder: RunFolder) -> None:
+    """Wide tables scroll within themselves; figures and images shrink."""
+    with chromium() as browser:
+        phone = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+        browser.get(folder.page(False).as_uri())
+        assert browser.execute_script("return document.documentElement.scrollWidth") == 390
+        wide = "return [...document.querySelectorAll('table')].filter(table => table.scrollWidth > 390).length"
+        assert browser.execute_script(wide) > 0, "there is a table to scroll"

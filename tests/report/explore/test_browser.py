@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.browser import chromium, needs_browser
 from support.presets import MODEL, SMALL
 
 from fedvlp.data.sources.table import TableSource
@@ -25,12 +25,10 @@ from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.run.folder import RunFolder
 
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
     pytest.mark.slow(seconds=25),
     pytest.mark.skipif(find_spec("gradio") is None, reason="pip install 'fedvlp[app]'"),
-    pytest.mark.skipif(find_spec("selenium") is None, reason="pip install selenium"),
-    pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium with its chromedriver here"),
+    needs_browser,
 ]
 
 HOSTILE = "<img src=x onerror=\"document.title='a'\">${document.title='b'}{{value}}<script>document.title='c'</script>"
@@ -79,20 +77,8 @@ def program(home: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def browser() -> Iterator[Any]:
-    """Chromium, which reaches this machine alone and notes every request."""
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(BROWSER)
-    for argument in (
-        "--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1400,1300",
-        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-    ):  # fmt: skip
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
-    yield started
-    started.quit()
+    with chromium() as started:
+        yield started
 
 
 class Person:
