@@ -134,7 +134,7 @@ def test_a_run_says_it_once_before_training_and_its_report_repeats_it(tmp_path: 
     assert order[0].startswith("a batch of 500 is larger")
     assert set(order[1:]) == {"trained"}
     assert json.loads((folder.path / FILE).read_text()) == order[:1]
-    assert order[0].partition(",")[0] in write(folder).read_text(encoding="utf-8")
+    assert order[0].partition(",")[0][1:] in write(folder).read_text(encoding="utf-8")
 
 
 def test_records_without_a_report_beside_pairs_are_said() -> None:
