@@ -50,45 +50,45 @@ class Downstream:
         return {head(self.name, one.subset): one.accuracy.value for one in probed.results}
 
 
-CLASSIFIED, SEGMENTED, OUTSIDE = "accuracy of heads", "Dice", "R@1 on strange films"
+CLASSIFIED, SEGMENTED, OUTSIDE = "accuracy of heads", "Dice", "R@1 at other sites"
 SHARES = ("1 %", "10 %")
 TASKS = {"RSNA": ("Pneumonia",), "Covid": ("Edema", "Consolidation", "Pneumothorax")}
-"""Findings of drawn films that stand in for the labels of the two collections of both papers."""
+"""Findings of synthetic images that stand in for the labels of the two collections of both papers."""
 
 STRANGERS = 2000
-"""Added to a run's seed: that of people whom no run knows."""
+"""Added to a run's seed: that of patients whom no run knows."""
 
 
 def classified(folder: RunFolder) -> Figures:
     """Mean over the two tasks of the accuracy of linear heads with few labels, solved exactly, over five draws each."""
-    model, films = _opened(folder)
+    model, images = _opened(folder)
     figures: Figures = {}
     for name, findings in TASKS.items():
-        figures |= Downstream(name, films, (0.01, 0.1), findings, seeds=(42, 43, 44, 45, 46), solver=LBFGS)(model)
+        figures |= Downstream(name, images, (0.01, 0.1), findings, seeds=(42, 43, 44, 45, 46), solver=LBFGS)(model)
     means = {head(CLASSIFIED, share): fmean(figures[head(name, share)] for name in TASKS) for share in SHARES}
     return figures | means
 
 
 def segmented(folder: RunFolder) -> Figures:
     """Dice of a decoder with few masks, trained for 60 steps on the frozen tower."""
-    model, films = _opened(folder)
-    return Downstream(SEGMENTED, films, (0.01, 0.1), structure="Pneumonia", steps=60)(model)
+    model, images = _opened(folder)
+    return Downstream(SEGMENTED, images, (0.01, 0.1), structure="Pneumonia", steps=60)(model)
 
 
 def outside(folder: RunFolder) -> Figures:
     """Recall at sites with scanners and habits that no site of the run has, and with other shares of findings."""
-    model, films = _opened(folder)
+    model, images = _opened(folder)
     cohort = replace(
-        COHORTS["scanner-shift"], size=1200, test_rows=96, image_size=films.image_size, seed=films.seed
+        COHORTS["scanner-shift"], size=1200, test_rows=96, image_size=images.image_size, seed=images.seed
     ).build()
     records = SiteData(cohort, {"test": cohort.rows("test")}, model.tokenizer, model.config.image_size)
     return {OUTSIDE: Retrieval().measure(model, records, "test")[metric_names.recall("test", 1)]}
 
 
 def _opened(folder: RunFolder) -> tuple[Any, SyntheticCohort]:
-    """The trained model of a run, and films of people whom it does not know, drawn anew for every seed."""
+    """The trained model of a run, and synthetic images of patients whom it does not know, other ones for every seed."""
     experiment = folder.experiment()
     torch.set_num_threads(experiment.training.threads)
     data: Any = experiment.data
-    films = SyntheticCohort(1, 2000, data.image_size, beta=1000.0, seed=STRANGERS + experiment.rounds.seed)
-    return load_encoders(folder.path), films
+    images = SyntheticCohort(1, 2000, data.image_size, beta=1000.0, seed=STRANGERS + experiment.rounds.seed)
+    return load_encoders(folder.path), images

@@ -309,7 +309,7 @@ def _downstream(
 DOWNSTREAM = (
     _downstream(
         "heads",
-        "linear heads on their image towers with a share of the labels of 1,400 films of other people.",
+        "linear heads on their image towers with a share of the labels of 1,400 images of other patients.",
         heads.classified,
         {
             heads.head(heads.CLASSIFIED, "1 %"): ("+1.6 (Table 2)", "+2.3 (Table 2)"),
@@ -318,7 +318,7 @@ DOWNSTREAM = (
     ),
     _downstream(
         "segmentation",
-        "decoders of pneumonia on their image towers with a share of the masks of 1,400 films of other people.",
+        "decoders of pneumonia on their image towers with a share of the masks of 1,400 images of other patients.",
         heads.segmented,
         {
             heads.head(heads.SEGMENTED, "1 %"): ("+2.1 (Table 2)", "+1.9 (Table 2)"),
@@ -327,7 +327,7 @@ DOWNSTREAM = (
     ),
     _downstream(
         "outside",
-        "films and reports of sites with other scanners and habits.",
+        "images and reports of sites with other scanners and habits.",
         heads.outside,
         {heads.OUTSIDE: ("not given", "+0.13 (Table 5)")},
     ),
@@ -527,7 +527,7 @@ def mixed(name: str, mix: tuple[int, int, int]) -> str:
 
 
 def missing(seed: int) -> Mapping[str, Experiment]:
-    """Sites that lack a modality, on films that say more than their reports; between three bounds.
+    """Sites that lack a modality, on images that say more than their reports; between three bounds.
 
     The lower one is the public set alone, trained centrally. The upper ones are mFedAvgP with every site paired
     (mFedAvgP-NM), which is what a federation can have, and everything pooled: the lower bound with nearly all patients
@@ -558,7 +558,7 @@ def missing(seed: int) -> Mapping[str, Experiment]:
 
 
 def skewed(seed: int) -> Mapping[str, Experiment]:
-    """The two methods and two of the bounds at sites with unlike findings."""
+    """The two methods and two of the bounds at sites with Dirichlet label skew."""
     table: dict[str, Any] = dict(missing(seed))
     rows = ("lower", "mfedavg-p", "car-mfl", ALL_PAIRED)
     return {name: replace(table[name], data=replace(table[name].data, beta=SKEWED)) for name in rows}
@@ -609,7 +609,7 @@ CAR_MFL_SKEWED = Scenario(
     (
         Claim(
             "car-mfl",
-            "imputed modalities are ahead of zeros, sites with unlike findings",
+            "imputed modalities are ahead of zeros, label skew across sites",
             "car-mfl",
             "mfedavg-p",
             MACRO,

@@ -129,7 +129,7 @@ def kept(rows: dict[str, Row], seeds: Sequence[int], runs: Path) -> str:
                 body.append(
                     [name, str(seed), *(f"{100 * share[one]:.0f}" if one in share else "" for one in MODALITIES)]
                 )
-    return table(["row", "seed", "strange findings on lent films, %", "on lent reports, %"], body)
+    return table(["row", "seed", "findings that the record lacks, on imputed images, %", "on imputed reports, %"], body)
 
 
 def main() -> None:
