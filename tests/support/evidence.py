@@ -24,6 +24,9 @@ Jobs run as another account:
 Roles:
     deploy/test_provisioning.py test_who_may_do_what
     flare/test_provisioned.py test_a_member_may_not_submit
+Console:
+    flare/test_console.py test_no_command_is_without_authorization
+        test_every_command_is_given_by_those_for_whom_it_is_meant
 No code in a job:
     flare/test_provisioned.py test_a_site_refuses_a_job_with_custom_code
 Classes by name:

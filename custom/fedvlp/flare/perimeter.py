@@ -69,6 +69,7 @@ from nvflare.private.defs import (
 from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
 from nvflare.widgets.fed_event import FED_EVENT_TOPIC
 
+from fedvlp.flare.console import authorized_alone
 from fedvlp.flare.inner_port import watch_inner_ports
 from fedvlp.flare.job_check import bound_submissions, unfit_archive, unfit_meta
 from fedvlp.run.lock import FolderInUseError, only_writer
@@ -208,6 +209,7 @@ class Perimeter(FLComponent):
             core.add_incoming_filter("*", "*", self.check_at_server)
             core.add_outgoing_reply_filter("*", "*", self.without_token)
             bound_submissions()
+            authorized_alone()
         elif core.secure:  # without certificates nobody signs anything
             core.add_incoming_filter("*", "*", self.check_sender)
             core.add_incoming_request_filter("*", "*", self.check_request)
