@@ -186,7 +186,7 @@ def test_a_disk_without_locks_is_named_with_what_to_do(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with pytest.raises(FolderInUseError, match=rf"no file locks \({os.strerror(number)}\).*--runs FOLDER"):
-        with only_writer(folder):
-            pytest.fail("another process could write it as well")
+    refused = pytest.raises(FolderInUseError, match=rf"no file locks \({os.strerror(number)}\).*--runs FOLDER")
+    with refused, only_writer(folder):
+        pytest.fail("another process could write it as well")
     assert in_use(folder) == "", "a list of runs is shown all the same"
