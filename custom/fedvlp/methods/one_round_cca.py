@@ -1,8 +1,12 @@
-"""FedCCA (ridge CCA: Hotelling, 1936; Vinod, 1976): solves for linear heads from one round of second moments.
+"""OneRoundCCA (ridge CCA: Hotelling, 1936; Vinod, 1976): solves for linear heads from one round of second moments.
 
 Canonical correlation analysis (CCA) needs only the mean and covariance of the records' features. The pooled mean and
 covariance are weighted means of the sites' own. So one exchange without an optimiser step gives the heads that the
 pooled records would give, each site's mean removed.
+
+The combination is ours. Nearest to it, for classifiers: one-shot federated ridge regression (Alsulaimawi, 2026,
+https://arxiv.org/abs/2601.08216) and GH-OFL, heads from class-conditional Gaussian moments (Turazza et al., ICLR 2026,
+https://arxiv.org/abs/2602.01186).
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ ROWS = 64  # records that go through the towers at a time
 
 
 @dataclass(frozen=True)
-class FedCCA(Method):
+class OneRoundCCA(Method):
     """x: what the image tower makes of an image, [W]; t: the text tower of its report, [V]; heads are linear, to [D].
 
     1. Site i sends m_x, m_t and the covariances S_xx, S_tt, S_xt about its own means (``upload``).
@@ -66,12 +70,12 @@ class FedCCA(Method):
 
     def refuse_settings(self, experiment: Any) -> None:
         hidden = getattr(experiment.model, "head_hidden", None)
-        require(hidden is None, f"model.head_hidden is {hidden}: FedCCA solves for linear heads; set it to null")
+        require(hidden is None, f"model.head_hidden is {hidden}: OneRoundCCA solves for linear heads; set it to null")
         optimizer = experiment.rounds.server_optimizer
         require(
             optimizer == NONE,
-            f"rounds.server_optimizer={optimizer}: FedCCA's heads are solved for, and no step towards them is left to "
-            "take; set none",
+            f"rounds.server_optimizer={optimizer}: OneRoundCCA's heads are solved for, and no step towards them is "
+            "left to take; set none",
         )
 
     def phases(self, round: int) -> tuple[str, ...]:
@@ -108,7 +112,7 @@ class FedCCA(Method):
 class Solving:
     """Averages the sites' moments, and puts the heads of the closed form into the server's model."""
 
-    def __init__(self, method: FedCCA, server: Server) -> None:
+    def __init__(self, method: OneRoundCCA, server: Server) -> None:
         self._method = method
         self._server = server
         self._mean = server.mean(moments_of(server.state))
@@ -140,8 +144,8 @@ def moments(client: Client) -> State:
     """Step 1, over all training records, summed in float64. Raises NoLossError for a site without images or reports."""
     if set(client.modalities) != {"image", "text"}:
         raise NoLossError(
-            f"{client.name}: its records lack images or reports, and FedCCA is learned from pairs; leave this site out",
-            public="this site's records lack images or reports, and FedCCA is learned from pairs; leave this site out",
+            f"{client.name}: its records lack images or reports, and OneRoundCCA is learned from pairs; leave it out",
+            public="this site's records lack images or reports, and the method is learned from pairs; leave it out",
         )
     features: list[tuple[Tensor, Tensor]] = []
     client.model.eval()
@@ -181,7 +185,7 @@ def before_heads(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 @torch.no_grad()
-def heads(method: FedCCA, mean: State, state: State) -> State:
+def heads(method: OneRoundCCA, mean: State, state: State) -> State:
     """Steps 3 to 5: weights and biases of both heads, by their names in ``state``."""
     m_x, m_t, s_xx, s_tt, s_xt = (mean[name].double() for name in (IMAGE_MEAN, TEXT_MEAN, IMAGE, TEXT, CROSS))
     (image_weight, image_bias), (text_weight, text_bias) = (head_of(name, state) for name in ("image", "text"))
