@@ -4,9 +4,9 @@
     python studies/programs/frozen_pair.py [--data ../shared/data/real-cxr] [--seeds 0-7] [--judged val|test]
 
 The pair: `one-round-cca-real`'s closed form on the training pairs of each seed (real_towers.py). Labelled training
-films: 5 or 20 of each class (covid19, pneumonia, no_finding) or all, drawn by the seed and dealt to four sites. Macro AUROC in
-percent on the test images, of the three classes and of NIH's two, mean and 95 % over seeds; and minus that of a
-linear layer on the tower's features that is trained on the very films. The learning rate (of 5e-3 and 1e-3, by the
+films: 5 or 20 of each class (covid19, pneumonia, no_finding) or all, drawn by the seed and dealt to four sites. Macro
+AUROC in percent on the test images, of the three classes and of NIH's two, mean and 95 % over seeds; and minus that of
+a linear layer on the tower's features that is trained on the very films. The learning rate (of 5e-3 and 1e-3, by the
 residual adapter with all films) was chosen on seed 100 and the films of the validation split.
 """
 
