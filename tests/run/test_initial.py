@@ -69,7 +69,7 @@ def test_the_weight_averaging_demos_start_from_the_shipped_encoders() -> None:
     """And so do those that they are compared with; one setting away is a random start."""
     ours = (
         "fedavg", "fedprox", "scaffold", "fednova", "fedbn", "fedldawa", "fedmoon", "feddra", "fedrgb", "local",
-        "centralized", "fedu", "fedema", "fedx", "fedmae", "fedcca",
+        "centralized", "fedu", "fedema", "fedx", "fedmae", "one-round-cca",
         "prompt-learning", "clip-adapter", "recommended",
     )  # fmt: skip
     assert {PRESETS[name].model.init for name in ours} == {f"tiny-pool@{SHIPPED['tiny-pool']}"}

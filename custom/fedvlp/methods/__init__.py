@@ -7,7 +7,6 @@ from fedvlp.methods.clip_adapter import AdapterConfig as AdapterConfig
 from fedvlp.methods.clip_adapter import CLIPAdapter
 from fedvlp.methods.creamfl import CreamFL
 from fedvlp.methods.fedavg import FedAvg
-from fedvlp.methods.fedcca import FedCCA
 from fedvlp.methods.feddra import FedDRA
 from fedvlp.methods.fedema import FedEMA
 from fedvlp.methods.fedet import FedET
@@ -25,6 +24,7 @@ from fedvlp.methods.fedu import FedU
 from fedvlp.methods.fedx import FedX
 from fedvlp.methods.local import Local
 from fedvlp.methods.mfedavg import MFedAvg
+from fedvlp.methods.one_round_cca import OneRoundCCA
 from fedvlp.methods.pms_fm import PMSFM
 from fedvlp.methods.prompt_learning import ContextConfig as ContextConfig
 from fedvlp.methods.prompt_learning import PromptLearning
@@ -54,7 +54,7 @@ METHODS: dict[str, type[Method]] = {
     "fednova": FedNova,
     "fedldawa": FedLDAWA,
     "fedmoon": FedMOON,
-    "fedcca": FedCCA,
+    "one-round-cca": OneRoundCCA,
     "prompt-learning": PromptLearning,
     "clip-adapter": CLIPAdapter,
 }
