@@ -208,7 +208,7 @@ S7, finite weights of 3e38 from one site. It did: every site answered NaN, and t
     faults/test_poison.py test_by_default_it_goes_no_further_than_five_of_an_honest_sites_steps
     run/test_rollback.py test_a_poisoned_round_is_undone_by_one_command
     methods/test_pms_fm.py test_one_huge_gradient_does_not_stop_the_selector_for_good
-    methods/test_fedfed.py test_pairs_that_would_spoil_the_pool_are_dropped_and_named
+    studies/rivals/test_fedfed.py test_pairs_that_would_spoil_the_pool_are_dropped_and_named
 S8, one of five sites of 300 records claims 10,000,000. It did: the mean was its update to 99.99 %:
     faults/test_updates.py test_row_7_a_count_is_pinned_by_the_first_reply test_row_7_no_site_has_more_than_its_share
 S9, a run named by an absolute path. It did: the server wrote there:
