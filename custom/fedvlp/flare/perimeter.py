@@ -72,6 +72,7 @@ from nvflare.widgets.fed_event import FED_EVENT_TOPIC
 from fedvlp.flare.console import authorized_alone
 from fedvlp.flare.inner_port import watch_inner_ports
 from fedvlp.flare.job_check import bound_submissions, unfit_archive, unfit_meta
+from fedvlp.flare.job_failures import pass_on
 from fedvlp.run.lock import FolderInUseError, only_writer
 
 PARENTS = ("nvflare.private.fed.app.server.server_train", "nvflare.private.fed.app.client.client_train")
@@ -199,6 +200,8 @@ class Perimeter(FLComponent):
             self._site = fl_ctx.get_prop(FLContextKey.SITE_OBJ)
             if not self._watches:  # somebody starts FLARE by another program
                 self._watch(self._site.cell.core_cell)
+            if self.side == "server":
+                pass_on(self._site)
 
     def _watch(self, core: CoreCell) -> None:
         """Checks every message of this process, from the first on."""
