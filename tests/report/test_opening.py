@@ -100,7 +100,7 @@ def test_a_closed_form_has_no_initial_model(tmp_path: Path) -> None:
         record(0, "moments", {site: recalls(20, "val", "test") for site in SITES}),
         record(1, "evaluate", {site: recalls(7.5, "val", "test") for site in SITES}),
     ]
-    folder = run_of(tmp_path, history, preset="fedcca-real")
+    folder = run_of(tmp_path, history, preset="one-round-cca-real")
     assert said(folder)[0] == (
         "R@1 is 7.5 on average over 3 sites after 1 round without a training step (test, in batches of 32; chance 3.1)."
     )
