@@ -69,10 +69,11 @@ from support.short_jobs import committed
 
 from fedvlp.core.json_file import LARGEST_JOB
 from fedvlp.deploy.named_data import NamedData
-from fedvlp.flare import perimeter
+from fedvlp.flare import audit_log, perimeter
+from fedvlp.flare.audit_log import REFUSED
 from fedvlp.flare.job_check import bound_submissions, unfit_archive
 from fedvlp.flare.jobs import write_job
-from fedvlp.flare.perimeter import ADMIN_TOPICS, FREE, PARENTS, REFUSED, SERVER, Perimeter
+from fedvlp.flare.perimeter import ADMIN_TOPICS, PARENTS, SERVER, Perimeter
 from fedvlp.run.lock import in_use, only_writer
 
 JOB = "0c7d1f2a-0000-4000-8000-000000000002"
@@ -340,17 +341,17 @@ def test_a_flood_of_messages_does_not_fill_the_disk(
 ) -> None:
     """Each sender has lines of its own, and those that were left out are counted."""
     clock = [0.0]
-    monkeypatch.setattr(perimeter.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(audit_log.time, "monotonic", lambda: clock[0])
     made = Perimeter("server")
     flood = from_outside(CellChannel.CLIENT_MAIN, "x", to="site-2", **ACCOUNT)
-    assert all(made.check_at_server(flood) for _ in range(FREE + 50))
-    assert len(lines) == FREE
+    assert all(made.check_at_server(flood) for _ in range(1050))
+    assert len(lines) == 1000
     made.check_at_server(from_outside(CellChannel.CLIENT_MAIN, "x", to="site-2", **SITE))
     assert "certificate site-1" in lines[-1]["msg"]
     clock[0] += 1.0
     for _ in range(50):
         assert made.check_at_server(flood)
-    assert [" 50 more" in line["msg"] for line in lines[FREE:]] == [False, True]
+    assert [" 50 more" in line["msg"] for line in lines[1000:]] == [False, True]
 
 
 def test_a_stranger_is_refused(lines: list[dict[str, str]]) -> None:
@@ -815,6 +816,7 @@ def test_no_other_account_of_the_machine_speaks_to_flares_processes(here: Hospit
             lines = refusals(here, name)[before[name] :]
             assert lines
             assert all(f"[U:uid {NOBODY}]" in line for line in lines), lines
+        assert f"[U:uid {NOBODY}]" in (here.kits / "site-1" / running / "audit.log").read_text()
         until(lambda: str(session.get_job_status(running)).startswith("FINISHED"), "the job has ended", 400)
         assert session.get_job_status(running) == "FINISHED:COMPLETED"
     finally:

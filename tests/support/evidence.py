@@ -28,6 +28,10 @@ Roles:
 Console:
     flare/test_console.py test_no_command_is_without_authorization
         test_every_command_is_given_by_those_for_whom_it_is_meant
+Audit log:
+    flare/test_audit_log.py
+    flare/test_console.py test_an_account_gives_so_many_commands
+    flare/test_perimeter.py test_a_flood_of_messages_does_not_fill_the_disk
 No code in a job:
     flare/test_provisioned.py test_a_site_refuses_a_job_with_custom_code
 Files of a job:
