@@ -717,6 +717,15 @@ def test_nobodys_messages_but_the_servers_reach_a_site(here: Hospitals, user: st
 @pytest.mark.parametrize("policy", ["privacy-dp.json", "privacy-he.json"])
 def test_a_policy_of_noise_or_encryption_changes_nothing_of_that(here: Hospitals, policy: str) -> None:
     here.adopt(policy)
+    for name, program in (("localhost", "server_train"), ("site-1", "client_train")):
+        (port,) = ports(here, str(here.kits / name), program)
+        speaks = {
+            "port": port,
+            "cell": f"{name}.x",
+            "token": signed(here),
+            "messages": [("site-1", "admin", "sys.info")],
+        }
+        assert lacking() or said_to_nobody([speaks]) == [ReturnCode.TARGET_UNREACHABLE]
     with intruder(here) as sender, refused(here, ["localhost"], f"through certificate {MEMBER}: ") as count:
         count.append(sender.everything())
     here.adopt("privacy.json")
