@@ -279,18 +279,18 @@ def siblings(folder: RunFolder) -> Siblings:
     files cannot be read is left out and named.
     """
     partition = noted_partition(folder).get("sha256")
-    found: dict[str, list[Recall]] = {}
+    lent: dict[str, list[Recall]] = {}
     unread = []
     for path in sorted(folder.path.resolve().parents[1].glob(f"*/*/{PARTITION}"), key=_age):
         other = RunFolder(path.parent)
         if path.parent == folder.path.resolve() or not other.model.exists():
             continue
         try:
-            if read_json(path).get("sha256") == partition and (name := _baseline(other)) not in ("", *found):
-                found[name] = recalls.read(other)
+            if read_json(path).get("sha256") == partition and (name := _baseline(other)) not in ("", *lent):
+                lent[name] = recalls.read(other)
         except (*UNREADABLE, CheckpointError):
             unread.append(f"{path.parts[-3]}/{path.parts[-2]}")
-    return Siblings(found, tuple(sorted(unread)))
+    return Siblings(lent, tuple(sorted(unread)))
 
 
 def _age(path: Path) -> float:
