@@ -127,7 +127,7 @@ def test_the_commands_that_make_what_is_not_there(tmp_path: Path) -> None:
         "fedavg": (FEDERATED, ["fedvlp simulate local --like RUN", "fedvlp simulate centralized --like RUN"]),
         "local": (SITES_ALONE, ["fedvlp simulate centralized --like RUN"]),
         "centralized": (Centralized(local_steps=2), ["fedvlp simulate local --like RUN"]),
-        "fedcca-real": (
+        "one-round-cca-real": (
             FedAvg(local_steps=0),
             [
                 f"fedvlp simulate {name}-real with the --data and --set data.KEY=VALUE of this run"
