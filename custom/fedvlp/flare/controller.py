@@ -132,6 +132,7 @@ class FederatedController(Controller):
         """Notes the first cause for which FLARE ends the job."""
         if self._ended_by_flare is None:
             self._ended_by_flare = cause, site
+            self.logger.error("FLARE ends the job: %s", cause)
             if self._status:
                 self._status.ends(cause, site)
 
