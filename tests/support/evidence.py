@@ -18,7 +18,8 @@ Ports inside a machine:
         test_flare_does_not_start_where_anybody_could_speak_for_its_jobs
     deploy/test_site_doctor.py test_every_kit_is_provisioned_with_the_perimeter
 Jobs run as another account:
-    flare/test_job_user.py test_a_site_trains_whose_flare_process_may_not_read_the_data test_a_request_with_anything_else_starts_nothing
+    flare/test_job_user.py test_a_site_trains_whose_flare_process_may_not_read_the_data
+        test_a_request_with_anything_else_starts_nothing
     deploy/test_containers.py test_jobs_alone_read_the_data_and_as_a_user_of_their_own
     deploy/test_site_doctor.py test_the_doctor_looks_whether_flares_account_may_read_the_data
 Roles:
