@@ -45,7 +45,7 @@ Runs = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
 app = typer.Typer()
 
 
-WITH_RESUME = {"preset", "resume", "workers", "accept_phi_risk", "accept_phi_kind", "mlflow", "plugins"}
+WITH_RESUME = {"preset", "resume", "workers", "accept_phi_risk", "accept_phi_kind", "plugins"}
 """The options of ``simulate`` that are read where a run resumes; the command that is printed at Ctrl-C has them."""
 
 
@@ -78,10 +78,6 @@ def simulate(
     workers: Annotated[int, typer.Option(help="Sites trained side by side; 0 = as many as cores.")] = 0,
     accept_phi_risk: AcceptAll = False,
     accept_phi_kind: AcceptKinds = None,
-    mlflow: Annotated[
-        str,
-        typer.Option("--mlflow", help="URI of an MLflow server that gets the curves too, e.g. http://127.0.0.1:5000."),
-    ] = "",
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Says what a run would take, after a few steps; leaves nothing but the cache."),
@@ -94,11 +90,10 @@ def simulate(
     if workers < 0:
         raise ValueError(f"--workers is {workers}; give how many sites train side by side, or 0 = as many as cores")
     again = ["--workers", str(workers)] if workers else []
-    again += ["--mlflow", mlflow] if mlflow else []
     again += typed_again(accept_phi_risk, accept_phi_kind, plugins)
     if resume is not None:
         folder, experiment = resumed(context, resume, preset, WITH_RESUME, "the preset")
-        return show_run(experiment, folder, workers, accept, again, mlflow)
+        return show_run(experiment, folder, workers, accept, again)
     asked = asked_for(preset, config, data, sites, site, cache, settings, like, start, seed)
     experiment = with_features_kept(asked, runs)
     if dry_run:
@@ -107,10 +102,10 @@ def simulate(
 
     folder = RunFolder.create(runs, experiment)
     with folder.removed_unless_begun():
-        show_run(experiment, folder, workers, accept, again, mlflow)
+        show_run(experiment, folder, workers, accept, again)
 
 
-def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted, again: list[str], mlflow: str) -> None:
+def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted, again: list[str]) -> None:
     """Runs ``experiment``, or resumes it, and shows it; ``again``: options that are to be typed again to resume."""
     from rich.console import Console
 
@@ -145,7 +140,6 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
         caution=caution,
         say=lambda sentence: console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True),
         watch=bar.showing,
-        mlflow=mlflow,
     )
     for sentence in cautions:
         show_caution(sentence)  # once more, beside the figures
