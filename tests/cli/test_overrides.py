@@ -55,8 +55,9 @@ def test_synthetic_is_the_presets_own_cohort_whatever_the_base_has(tmp_path: Pat
     own = presets.get("fedavg").data
     for data in (f"table:{table}", "label-skew"):
         other = configured("fedavg", data, None, None)
+        run = RunFolder.create(tmp_path, other).path
         assert configured(other, "synthetic", None, None).data == own
-        assert configured("fedavg", "synthetic", None, None, like=other).data == own
+        assert configured("fedavg", "synthetic", None, None, like=run).data == own
         assert configured(other, None, None, None).data == other.data != own
     renamed = replace(configured("fedavg", "label-skew", None, None), name="mine")
     assert configured(renamed, "synthetic", 3, None).data == SyntheticCohort(image_size=72, sites=3)

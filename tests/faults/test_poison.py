@@ -26,9 +26,9 @@ from fedvlp.methods.softpull import SoftPull
 
 FACTORS = (1e3, 1e30, -1.0, -1e3)
 """Larger, so large that its square is infinite, turned round, and both."""
-AVERAGED = [name for name, kind in METHODS.items()
-            if not issubclass(kind, PublicEnsemble) and name not in ("local", "centralized", "fedcca")]  # fmt: skip
-"""FedCCA averages moments: methods/test_fedcca.py."""
+ALONE = ("local", "centralized", "one-round-cca")
+AVERAGED = [name for name, kind in METHODS.items() if not issubclass(kind, PublicEnsemble) and name not in ALONE]
+"""OneRoundCCA averages moments: methods/test_one_round_cca.py."""
 
 
 @dataclass

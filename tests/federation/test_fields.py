@@ -215,7 +215,7 @@ METHODS_SAME = {
     "distil_augmented": "a toy augments nothing: methods/test_creamfl_faults.py",
     "iot_alpha": "a site that lacks images or reports counts less: methods/test_creamfl.py",
     "best_by": MEASURED + "methods/test_mfedavg.py",
-    "fedcca.tower": "a toy's heads are no wider than its towers: methods/test_fedcca.py",
+    "one-round-cca.tower": "a toy's heads are no wider than its towers: methods/test_one_round_cca.py",
     "threshold": MEASURED + "methods/test_pms_fm.py",
     "car-mfl.public": "true alone is taken",
     "car-mfl.private": "true alone is taken",

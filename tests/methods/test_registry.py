@@ -98,7 +98,7 @@ def test_every_method_trains_an_objective_and_every_objective_two_methods(name: 
     )
     server, site = world.server(), world.site("a")
     method.start(server)
-    server.round = int(not any(method.steps(phase) for phase in method.phases(0)))  # FedCCA's first trains nothing
+    server.round = int(not any(method.steps(phase) for phase in method.phases(0)))  # OneRoundCCA's first trains nothing
     for phase in method.phases(server.round):
         server.phase = phase
         method.prepare(server)
@@ -160,7 +160,9 @@ def test_what_a_method_remembers_is_declared_memory_of_tensors(name: str) -> Non
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "fedprox": [({"mu": -1}, "mu is -1")],
     "fedmoon": [({"mu": -1.0}, "mu is"), ({"temperature": 0.0}, "temperature is 0"), ({"temperature": inf}, "is inf")],
-    "fedcca": [({name: 0}, f"{name} is 0; it must be above 0") for name in ("image_ridge", "text_ridge", "tower")],
+    "one-round-cca": [
+        ({name: 0}, f"{name} is 0; it must be above 0") for name in ("image_ridge", "text_ridge", "tower")
+    ],
     "fedfed": [({"noise": -1.0}, "noise"), ({"shared": 0}, "shared"), ({"distil_phases": -1}, "distil_phases")],
     "fedu": [({"threshold": -0.1}, r"threshold is -0\.1")],
     "fedema": [({"tau": 1.5}, r"tau is 1\.5"), ({"scale": -1.0}, r"scale is -1\.0")],

@@ -69,7 +69,7 @@ def test_the_weight_averaging_demos_start_from_the_shipped_encoders() -> None:
     """And so do those that they are compared with; one setting away is a random start."""
     ours = (
         "fedavg", "fedprox", "scaffold", "fednova", "fedbn", "fedmoon", "feddra", "fedrgb", "local",
-        "centralized", "fedcca",
+        "centralized", "one-round-cca",
         "prompt-learning", "clip-adapter", "recommended",
     )  # fmt: skip
     assert {PRESETS[name].model.init for name in ours} == {f"tiny-pool@{SHIPPED['tiny-pool']}"}

@@ -70,7 +70,9 @@ def test_the_terms_on_which_methods_are_compared_are_known() -> None:
         assert (
             replace(demos.pop(name), name=first.name, method=first.method, extra=None, training=first.training) == first
         )
-    assert not demos.pop("fedcca").method.steps("moments"), "its first round has no steps, and its heads are linear"
+    assert not demos.pop("one-round-cca").method.steps("moments"), (
+        "its first round has no steps, and its heads are linear"
+    )
     assert demos.keys() == STEPS.keys()
     assert replace(nova, name=first.name, method=first.method) == first
     assert isinstance(nova.method, FedNova)

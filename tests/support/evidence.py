@@ -12,13 +12,22 @@ Messages at a site:
     flare/test_perimeter.py
     flare/test_tracking.py test_a_site_fires_no_event_at_the_server_but_its_figures
     deploy/test_site_doctor.py
+Ports inside a machine:
+    flare/test_inner_port.py
+    flare/test_perimeter.py test_no_other_account_of_the_machine_speaks_to_flares_processes
+        test_flare_does_not_start_where_anybody_could_speak_for_its_jobs
+    deploy/test_site_doctor.py test_every_kit_is_provisioned_with_the_perimeter
 Jobs run as another account:
-    flare/test_job_user.py test_a_site_trains_whose_flare_process_may_not_read_the_data test_nothing_else_is_started
+    flare/test_job_user.py test_a_site_trains_whose_flare_process_may_not_read_the_data
+        test_a_request_with_anything_else_starts_nothing
     deploy/test_containers.py test_jobs_alone_read_the_data_and_as_a_user_of_their_own
     deploy/test_site_doctor.py test_the_doctor_looks_whether_flares_account_may_read_the_data
 Roles:
     deploy/test_provisioning.py test_who_may_do_what
     flare/test_provisioned.py test_a_member_may_not_submit
+Console:
+    flare/test_console.py test_no_command_is_without_authorization
+        test_every_command_is_given_by_those_for_whom_it_is_meant
 No code in a job:
     flare/test_provisioned.py test_a_site_refuses_a_job_with_custom_code
 Classes by name:

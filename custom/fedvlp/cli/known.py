@@ -121,6 +121,9 @@ def data_set(data: str) -> Tree | None:
         raise ValueError(f"--data is {data!r}; give {', '.join(cohorts)} or table:PATH.csv (a job: named:NAME too)")
     if kind == "named":
         return None
+    if (run := run_of(data)) is not None:
+        run_in(run)
+        return None
     location, *options = OPTION.split(rest)
     choose_source(kind, sources)
     if not Path(location).absolute().exists():
@@ -144,6 +147,16 @@ def choose_source(kind: str, own: Mapping[str, Any]) -> Any:
 
     federations = {} if kind in own else table("FEDERATIONS", {}, kind)
     return choose("source of --data", kind, "SOURCES", {**own, **federations})
+
+
+OF_RUN = "run"
+"""Stands in ``--data`` before the folder of a run, whose records are meant, partitioned as there."""
+
+
+def run_of(data: str) -> Path | None:
+    """The run whose records ``--data`` names; None where it names none."""
+    kind, _, rest = data.partition(":")
+    return Path(OPTION.split(rest)[0]) if kind == OF_RUN and rest else None
 
 
 def refuse_evaluation(what: str, folder: Path) -> None:

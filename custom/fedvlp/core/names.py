@@ -75,7 +75,7 @@ PUBLIC = {
     "fedvlp.methods.ContextConfig": "fedvlp.methods.prompt_learning.ContextConfig",
     "fedvlp.methods.CreamFL": "fedvlp.methods.creamfl.CreamFL",
     "fedvlp.methods.FedAvg": "fedvlp.methods.fedavg.FedAvg",
-    "fedvlp.methods.FedCCA": "fedvlp.methods.fedcca.FedCCA",
+    "fedvlp.methods.OneRoundCCA": "fedvlp.methods.one_round_cca.OneRoundCCA",
     "fedvlp.methods.FedDRA": "fedvlp.methods.feddra.FedDRA",
     "fedvlp.methods.FedMOON": "fedvlp.methods.fedmoon.FedMOON",
     "fedvlp.methods.FedNova": "fedvlp.methods.fednova.FedNova",

@@ -7,7 +7,6 @@ from fedvlp.methods.clip_adapter import AdapterConfig as AdapterConfig
 from fedvlp.methods.clip_adapter import CLIPAdapter
 from fedvlp.methods.creamfl import CreamFL
 from fedvlp.methods.fedavg import FedAvg
-from fedvlp.methods.fedcca import FedCCA
 from fedvlp.methods.feddra import FedDRA
 from fedvlp.methods.fedmoon import FedMOON
 from fedvlp.methods.fednova import FedNova
@@ -16,6 +15,7 @@ from fedvlp.methods.fedrgb import FedRGB
 from fedvlp.methods.fedsm import FedSM
 from fedvlp.methods.local import Local
 from fedvlp.methods.mfedavg import MFedAvg
+from fedvlp.methods.one_round_cca import OneRoundCCA
 from fedvlp.methods.pms_fm import PMSFM
 from fedvlp.methods.prompt_learning import ContextConfig as ContextConfig
 from fedvlp.methods.prompt_learning import PromptLearning
@@ -36,7 +36,7 @@ METHODS: dict[str, type[Method]] = {
     "scaffold": SCAFFOLD,
     "fednova": FedNova,
     "fedmoon": FedMOON,
-    "fedcca": FedCCA,
+    "one-round-cca": OneRoundCCA,
     "prompt-learning": PromptLearning,
     "clip-adapter": CLIPAdapter,
 }

@@ -26,7 +26,6 @@ from fedvlp.methods import (
     ContextConfig,
     CreamFL,
     FedAvg,
-    FedCCA,
     FedDRA,
     FedMOON,
     FedNova,
@@ -35,6 +34,7 @@ from fedvlp.methods import (
     FedSM,
     Local,
     MFedAvg,
+    OneRoundCCA,
     PromptLearning,
 )
 from fedvlp.models.dual_encoder import ModelConfig
@@ -147,8 +147,8 @@ def _real(name: str, method: Method, batch_size: int = 32) -> Experiment:
     return Experiment(name, method, REAL, data=data, training=training, rounds=Rounds(rounds=6))
 
 
-def _closed_form(experiment: Experiment, method: FedCCA, **model: Any) -> Experiment:
-    """The experiment with FedCCA and the linear heads that it solves for; ``model``: other settings of the model."""
+def _closed_form(experiment: Experiment, method: OneRoundCCA, **model: Any) -> Experiment:
+    """The experiment with OneRoundCCA and the linear heads that it solves for; ``model``: its other settings."""
     return replace(experiment, method=method, model=replace(experiment.model, head_hidden=None, **model))
 
 
@@ -320,7 +320,7 @@ PRESETS: dict[str, Experiment] = {
         _demo("fednova", FedNova(local_epochs=6)),
         _own_norm("fedbn", FedAvg(local_steps=50)),
         _demo("fedmoon", FedMOON(local_steps=50)),
-        _closed_form(_demo("fedcca", FedAvg()), FedCCA(local_steps=50)),
+        _closed_form(_demo("one-round-cca", FedAvg()), OneRoundCCA(local_steps=50)),
         _beside_pair("prompt-learning", PromptLearning(local_steps=50), ContextConfig(FINDINGS)),
         _beside_pair("clip-adapter", CLIPAdapter(local_steps=50), AdapterConfig(FINDINGS)),
         _demo("local", Local(local_steps=50)),
@@ -342,7 +342,9 @@ PRESETS: dict[str, Experiment] = {
         _real("feddra-real", FedDRA(align_steps=2, local_steps=10, mu=5.0, rho=0.1, dro_batch=16)),
         _real("fedavg-real", FedAvg(local_steps=12)),
         replace(
-            _closed_form(_real("fedcca-real", FedAvg()), FedCCA(local_steps=0), embedding_dim=1280 + 1 + 128),
+            _closed_form(
+                _real("one-round-cca-real", FedAvg()), OneRoundCCA(local_steps=0), embedding_dim=1280 + 1 + 128
+            ),
             rounds=Rounds(rounds=1),
         ),
         _real("local-real", Local(local_steps=12)),
@@ -369,7 +371,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "fednova": "FedNova (Wang et al., 2020): averages directions where sites take unequal steps",
         "fedbn": "FedBN (Li et al., 2021): FedAvg whose sites keep their own normalisation, for scanners that differ",
         "fedmoon": "MOON (Li et al., 2021): FedAvg with a contrast between local, received and previous embeddings",
-        "fedcca": "FedCCA: linear heads from one round of second moments, then FedAvg",
+        "one-round-cca": "OneRoundCCA: linear heads from one round of second moments, then FedAvg",
         "prompt-learning": "PromptFL (Guo et al., 2023): a learned context before class names, frozen pair (--start)",
         "clip-adapter": "FedCLIP (Lu et al., 2023): an adapter on image vectors, frozen pair (--start)",
         "feddra": "FedDRA (Shuai et al., 2024): two stages with guidance, robust site weights; the main job",
@@ -399,7 +401,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "reamfl-intra": "CreamFL with the intra-modal contrast alone",
     },
     "your own images and reports (--data) on frozen published towers, without a GPU": {
-        "fedcca-real": "heads solved for in one round, in a second; keeps what the tower knows",
+        "one-round-cca-real": "heads solved for in one round, in a second; keeps what the tower knows",
         "fedavg-real": "FedAvg of the heads",
         "feddra-real": "FedDRA of the heads",
         "local-real": "every site's own heads, to compare with",
