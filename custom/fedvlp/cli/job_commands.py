@@ -60,7 +60,6 @@ def jobs_export(
     settings: Setting = None,
     seed: Seed = None,
     start: Start = None,
-    mlflow: Annotated[str, typer.Option(help="URI of an MLflow server for the sites' curves.")] = "",
     child: Annotated[bool, typer.Option("--child", help="Train in a process of its own: a crash costs a task")] = False,
     processes: Annotated[
         int, typer.Option(min=1, help="With --child: processes a task trains in, where the site does not say how many.")
@@ -111,7 +110,7 @@ def jobs_export(
     elif server_mbit is not None:
         raise ValueError("--server-mbit needs --link-mbit, the speed of the slowest site's link")
     waits = {"timeouts": timeouts, "task_timeout": longest if task_minutes else 0}
-    options: dict[str, Any] = {"sites": at or (), "mlflow": mlflow, "child": child, "encrypted": encrypted, **waits}
+    options: dict[str, Any] = {"sites": at or (), "child": child, "encrypted": encrypted, **waits}
     options |= {"gpus": gpus, "gpu_memory": gpu_memory}
     for sentence in drawn_data(experiment):
         print(f"CAUTION: {sentence}.", file=sys.stderr)

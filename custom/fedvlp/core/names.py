@@ -54,7 +54,6 @@ PUBLIC = {
     "fedvlp.flare.GuardedKits": "fedvlp.flare.kits.GuardedKits",
     "fedvlp.flare.HostGPUs": "fedvlp.flare.host_gpus.HostGPUs",
     "fedvlp.flare.JobCheck": "fedvlp.flare.job_check.JobCheck",
-    "fedvlp.flare.NoiseAndEncrypt": "fedvlp.flare.noise_shares.NoiseAndEncrypt",
     "fedvlp.flare.Perimeter": "fedvlp.flare.perimeter.Perimeter",
     "fedvlp.flare.PrivateKits": "fedvlp.flare.kits.PrivateKits",
     "fedvlp.flare.RememberReceived": "fedvlp.flare.privacy_filters.RememberReceived",

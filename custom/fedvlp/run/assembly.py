@@ -30,7 +30,6 @@ from fedvlp.methods.prompt_learning import ClassTextConfig
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import load_initial, made
 from fedvlp.models.multimodal import MultimodalConfig
-from fedvlp.models.side_by_side import may_gain
 from fedvlp.run.cautions import record_epsilon
 from fedvlp.run.experiment import POOLED, Experiment
 from fedvlp.run.folder import RunFolder
@@ -50,7 +49,6 @@ class Assembly:
         self.experiment = experiment
         self.folder = folder
         self.accept_phi_risk = accept_phi_risk
-        self.side_by_side = False  # whether image and text towers may take a thread each: for a process alone here
         self.summary: Summary = {}  # of the data set, once the gate has been passed
         self._cohort: Cohort | None = None
         self._modules: dict[ModelConfig, tuple[Any, Any]] = {}
@@ -135,10 +133,6 @@ class Assembly:
         model = config.build(own_seed)
         objective: Any = self.experiment.objective.build(model, own_seed)
         model.attention = "attention" in objective.needs
-        training = self.experiment.training
-        exact = training.device == "cpu" and training.precision == "float32"
-        plain = exact and not training.compile and not training.dp_noise
-        model.side_by_side = self.side_by_side and plain and may_gain(model, training.threads)
         if extra is not None:
             objective.add_module("extra", extra.build(config, own_seed))
         return model, objective
