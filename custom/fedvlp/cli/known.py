@@ -138,7 +138,7 @@ def data_set(data: str) -> Tree | None:
 
 
 OF_RUN = "run"
-"""Stands in ``--data`` before the folder of a run, whose records are meant, dealt to sites as there."""
+"""Stands in ``--data`` before the folder of a run, whose records are meant, partitioned to sites as there."""
 
 
 def run_of(data: str) -> Path | None:
