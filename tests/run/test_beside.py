@@ -142,7 +142,7 @@ def test_the_commands_that_make_what_is_not_there(tmp_path: Path) -> None:
         folder = RunFolder.create(tmp_path, replace(SMALL, name=name, method=method))
         said = [line.partition(": ")[2].replace(str(folder.path), "RUN") for line in beside.lacking(folder)]
         assert said == commands
-    closed = replace(presets.get("fedcca-real"), rounds=Rounds(rounds=1, seed=3))
+    closed = replace(presets.get("one-round-cca-real"), rounds=Rounds(rounds=1, seed=3))
     closed = replace(closed, model=replace(closed.model, max_tokens=40))
     folder = RunFolder.create(tmp_path / "two words", closed)
     assert [line.partition(": ")[2] for line in beside.lacking(folder)] == [

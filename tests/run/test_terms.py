@@ -63,9 +63,9 @@ def test_a_baseline_has_its_own_part_beside_the_model_and_not_the_other_runs() -
 
 def test_a_run_without_steps_lends_none(tmp_path: Path) -> None:
     """A closed form, and a run of no round; the line to type trains on the same records."""
-    local, folder = presets.get("local-real"), tmp_path / "fedcca-real" / "001"
-    closed = replace(presets.get("fedcca-real"), rounds=Rounds(rounds=1, seed=4))
-    with pytest.raises(ValueError, match="fedcca-real takes no optimiser step") as refused:
+    local, folder = presets.get("local-real"), tmp_path / "one-round-cca-real" / "001"
+    closed = replace(presets.get("one-round-cca-real"), rounds=Rounds(rounds=1, seed=4))
+    with pytest.raises(ValueError, match="one-round-cca-real takes no optimiser step") as refused:
         like(local, closed, folder)
     assert str(refused.value).endswith(f": fedvlp simulate local-real --data run:{folder} --set rounds.seed=4")
     with pytest.raises(ValueError, match="fedavg takes no optimiser step"):

@@ -107,7 +107,7 @@ def data_set(data: str) -> Tree | None:
 
     Raises ValueError for an unknown one, for a path that is not there, and for an unknown setting behind it.
     """
-    from fedvlp.run.config import choose, override
+    from fedvlp.run.config import override
 
     kind, _, rest = data.partition(":")
     sources, cohorts = index()["sources"], ["synthetic", *index()["cohorts"]]
@@ -125,7 +125,7 @@ def data_set(data: str) -> Tree | None:
         run_in(run)
         return None
     location, *options = OPTION.split(rest)
-    choose("source of --data", kind, "SOURCES", sources)
+    choose_source(kind, sources)
     if not Path(location).absolute().exists():
         raise ValueError(f"{kind} source: {location!r} is not there; give its table, or the folder of a collection")
     if kind not in sources:
@@ -137,8 +137,20 @@ def data_set(data: str) -> Tree | None:
     return tree
 
 
+def choose_source(kind: str, own: Mapping[str, Any]) -> Any:
+    """The source ``kind`` of ``--data``, of fedvlp (``own``) or of a plugin, which may have several sites of its own.
+
+    Raises ValueError for an unknown one.
+    """
+    from fedvlp.run.config import choose
+    from fedvlp.run.plugins import table
+
+    federations = {} if kind in own else table("FEDERATIONS", {}, kind)
+    return choose("source of --data", kind, "SOURCES", {**own, **federations})
+
+
 OF_RUN = "run"
-"""Stands in ``--data`` before the folder of a run, whose records are meant, partitioned to sites as there."""
+"""Stands in ``--data`` before the folder of a run, whose records are meant, partitioned as there."""
 
 
 def run_of(data: str) -> Path | None:

@@ -318,10 +318,10 @@ def source_of(data: str | None, image_size: int) -> Source | None:
     and one that lists what the folder lacks.
     """
     known.data_set(data or "synthetic")
-    from fedvlp.data.sources import FEDERATIONS, SOURCES
+    from fedvlp.data.sources import SOURCES
     from fedvlp.data.synthetic.drawn_cohort import COHORTS
     from fedvlp.deploy.named_data import NamedData
-    from fedvlp.run.config import choose, override
+    from fedvlp.run.config import override
 
     kind, _, rest = (data or "synthetic").partition(":")
     location, *options = OPTION.split(rest)
@@ -330,7 +330,7 @@ def source_of(data: str | None, image_size: int) -> Source | None:
     if kind == known.OF_RUN and rest:
         return overridden(_decoded_to(image_size, experiment_in(Path(location)).data), options)
     if rest:
-        source: Any = choose("source of --data", kind, "SOURCES", {**SOURCES, **FEDERATIONS})
+        source: Any = known.choose_source(kind, SOURCES)
         path = Path(location).absolute()
         if path.is_dir() and not hasattr(source, "at"):
             raise ValueError(f"{kind} source: {location!r} is a folder; give its table, or the folder of a collection")
