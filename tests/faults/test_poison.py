@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 from support.cases import cases
+from support.laboratory import METHODS
 from support.toy import World, clone, same_bytes, small
 
 from fedvlp.core.change import update_norm
 from fedvlp.core.types import Broadcast, Reply, State, Update
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import METHODS
 from fedvlp.methods.ensemble import Distillation, PublicEnsemble
 from fedvlp.methods.softpull import SoftPull
 

@@ -8,20 +8,11 @@ from fedvlp.methods.clip_adapter import CLIPAdapter
 from fedvlp.methods.creamfl import CreamFL
 from fedvlp.methods.fedavg import FedAvg
 from fedvlp.methods.feddra import FedDRA
-from fedvlp.methods.fedema import FedEMA
-from fedvlp.methods.fedet import FedET
-from fedvlp.methods.fedfed import FedFed
-from fedvlp.methods.fedgems import FedGEMS
-from fedvlp.methods.fediot import FedIoT
-from fedvlp.methods.fedldawa import FedLDAWA
-from fedvlp.methods.fedmd import FedMD
 from fedvlp.methods.fedmoon import FedMOON
 from fedvlp.methods.fednova import FedNova
 from fedvlp.methods.fedprox import FedProx
 from fedvlp.methods.fedrgb import FedRGB
 from fedvlp.methods.fedsm import FedSM
-from fedvlp.methods.fedu import FedU
-from fedvlp.methods.fedx import FedX
 from fedvlp.methods.local import Local
 from fedvlp.methods.mfedavg import MFedAvg
 from fedvlp.methods.one_round_cca import OneRoundCCA
@@ -40,19 +31,10 @@ METHODS: dict[str, type[Method]] = {
     "mfedavg": MFedAvg,
     "car-mfl": CARMFL,
     "creamfl": CreamFL,
-    "fedmd": FedMD,
-    "fedet": FedET,
-    "fedgems": FedGEMS,
-    "fediot": FedIoT,
     "pms-fm": PMSFM,
     "fedsm": FedSM,
-    "fedfed": FedFed,
-    "fedema": FedEMA,
-    "fedu": FedU,
-    "fedx": FedX,
     "scaffold": SCAFFOLD,
     "fednova": FedNova,
-    "fedldawa": FedLDAWA,
     "fedmoon": FedMOON,
     "one-round-cca": OneRoundCCA,
     "prompt-learning": PromptLearning,
