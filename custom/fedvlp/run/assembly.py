@@ -78,7 +78,7 @@ class Assembly:
             cohort = cohort.with_sites(np.where(chosen, PUBLIC, np.asarray(cohort.sites)).tolist())
         cohort = drop_modalities(cohort, split.image_only, split.text_only, split.left_out_sites)
         refuse_other_labels(self.experiment, cohort)
-        return retrieve_reports(cohort, self.experiment.rounds.seed) if split.retrieve else cohort
+        return retrieve_reports(cohort, self.experiment.rounds.seed, split.retrieve) if split.retrieve else cohort
 
     def _deal(self, cohort: Cohort) -> list[str]:
         """A site for each of N rows: "site-1", ..., Dirichlet over the labels."""

@@ -35,8 +35,9 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import State, is_private
 from fedvlp.data.cohort import digest
 from fedvlp.federation.loop import QuorumLostError
+from fedvlp.models.findings import FindingHeads
 from fedvlp.models.serialization import CARD
-from fedvlp.run import plugins
+from fedvlp.run import finding_heads, plugins
 from fedvlp.run.config import described, fingerprint, from_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.metrics import Record, scalars, summary
@@ -288,6 +289,7 @@ class RunFolder:
         state: State,
         history: list[Record],
         labels: Sequence[str] | None = None,
+        findings: FindingHeads | None = None,
     ) -> None:
         """Writes the trained model so that ``load_model`` reads it, with its model card, and the summary.
 
@@ -295,7 +297,8 @@ class RunFolder:
         Adapters are added to the weights of their towers. Its config.json says how images are prepared for it, the
         prompts of its classes (those of ``labels``, the records', where they are known here) and of which records its
         running statistics are. Where sites keep theirs and the server has no public set, ``state`` is without: the
-        model then has the initial ones, and ``load_model`` asks for others.
+        model then has the initial ones, and ``load_model`` asks for others. ``findings``: the classifier that the
+        server solved, calibrated; None: as its checkpoint has it, if it has one.
         """
         if self.model.exists():
             return
@@ -314,10 +317,14 @@ class RunFolder:
         prepared = preprocessing(experiment)
         model.preprocessing = prepared.described() if prepared else {}
         model.prompts = class_prompts(experiment, labels)
+        saved = self.server() if getattr(experiment.method, "findings", ()) else None
+        heads = findings or finding_heads.solved(experiment, saved[0] if saved else None)
 
         def beside(folder: Path) -> None:
             if rest:
                 save_tensors(folder / "objective.safetensors", rest)
+            if heads is not None:
+                heads.save(folder)
             unchanged = stays_initial(experiment.method, state)
             said = card(experiment, model, self._samples(), history, statistics, bool(rest), unchanged)
             save_text(folder / CARD, said)

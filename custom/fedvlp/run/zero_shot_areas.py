@@ -21,6 +21,7 @@ from fedvlp.evaluation.output import write_csv
 from fedvlp.evaluation.zero_shot import (
     Embeddings,
     ZeroShot,
+    absent_texts,
     class_scores,
     class_texts,
     prompts,
@@ -90,14 +91,15 @@ def _areas(run: FinishedRun, protocol: ZeroShot, name: str, own: Mapping[str, St
     columns = [cohort.label_names.index(of) for of in protocol.classes]
     one_model = not own and load is load_shared  # the same at every site, and so are the vectors of its prompts
     texts: list[Embeddings] = []
+    absent: Tensor | None = None
     for site, data in run.data.items():
         client = run.assembly.client(site, data)
         load(client, own.get(site, state), site)
         client.model.eval()
         image = test_images(client, data, protocol.batch_size)
         if not (texts and one_model):
-            texts = [class_texts(client, one)[1] for one in sentences]
-        scores = [class_scores(image, of_seed, protocol.ensemble).cpu() for of_seed in texts]
+            texts, absent = [class_texts(client, one)[1] for one in sentences], absent_texts(protocol, client)
+        scores = [class_scores(image, of_seed, protocol.ensemble, absent).cpu() for of_seed in texts]
         labels = test_labels(data, protocol.batch_size)[:, columns]
         imaged = torch.from_numpy(cohort.has_image()[cohort.rows("test", site)])
         yield from _of_site(name, site, protocol.classes, torch.stack(scores), labels, imaged, run.patients[site])
