@@ -281,8 +281,6 @@ class Perimeter(FLComponent):
         if (name and name != peer) or (origin != cell if account else _family(origin) != peer):
             return self._refuse(message, "it speaks for another")
         family, *child = FQCN.split(str(message.get_header(MessageHeaderKey.DESTINATION)))
-        if family == peer and not account:  # a job's process at a site and the site
-            return None
         if family != SERVER or (account and child):
             return self._refuse(message, f"nobody but the server sends to {_quoted(FQCN.join([family, *child]))}")
         if message.get_header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ:
