@@ -9,6 +9,7 @@ GUARDS = """
 Network:
     flare/test_provisioned.py test_a_site_of_another_root_cannot_join
 Messages at a site:
+    faults/test_every_message.py
     flare/test_perimeter.py
     flare/test_tracking.py test_a_site_fires_no_event_at_the_server_but_its_figures
     deploy/test_site_doctor.py
