@@ -31,7 +31,6 @@ from fedvlp.deploy.kit import GUIDES, SITE
 from fedvlp.evaluation.linear_probe import LinearProbe
 from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.evaluation.segmentation import Segmentation
-from fedvlp.evaluation.vqa import VQA
 from fedvlp.evaluation.zero_shot import ZeroShot
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.models.selector import SelectorConfig
@@ -39,6 +38,7 @@ from fedvlp.objectives import OBJECTIVES
 from fedvlp.run.experiment import Partition
 from fedvlp.training.settings import Training
 from studies import rivals
+from studies.protocols.vqa import VQA
 from studies.rivals.vae import DistillerConfig
 
 ROOT = Path(__file__).parents[1]

@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import math
+import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +36,6 @@ from fedvlp.run.fitting import with_paths
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
 from fedvlp.run.metrics import Record, overall
-from fedvlp.run.pretrain import machine
 from fedvlp.run.simulate import noted_cohort
 
 # The figures of finished cells, a method and a seed each, and where they are from.
@@ -359,6 +359,17 @@ def spent(history: list[Record]) -> dict[str, float]:
     return {
         PHASES: sum(record["seconds"] for record in history),
         **{name: sum(record.get("bytes", {}).get(name, 0) for record in history) for name in (BYTES_DOWN, BYTES_UP)},
+    }
+
+
+def machine() -> dict[str, str]:
+    """What decides the last bits of a sum: the processor, its vector unit, and torch."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return {
+        "processor": processor or platform.machine(),
+        "simd": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
     }
 
 

@@ -1,4 +1,4 @@
-"""A federation of real X-rays with labels and real reports of other people: the matrix of model by site.
+"""Real X-rays with other people's reports: the matrix of model by site.
 
     fedvlp towers fetch lite0 && fedvlp towers fetch minilm
     python studies/programs/real_federation.py [--data ../shared/data] [--repeats 5] [--file studies/results]
@@ -176,15 +176,19 @@ def _embedded(data: Path) -> Federation:
     model = presets.get("one-round-cca-real").model.build(0).eval()
     ready = Preprocessing(SIZE, SIZE)
     pixels = torch.cat([ready.films([str(one[5])]) for one in of_films])  # [N, 1, S, S]
-    with torch.no_grad():
-        image = torch.cat([model.encode({"image": some}).image[:, 0] for some in pixels.split(32)])
+    kept = KEPT / "images.pt"
+    if not kept.exists():
+        with torch.no_grad():
+            image = torch.cat([model.encode({"image": some}).image[:, 0] for some in pixels.split(32)])
+        torch.save(image, kept)
+    image = torch.load(kept)
     say({"features of X-rays": list(image.shape)})
     own = [one[6] for one in of_films if one[6]]
     public = OpenISource(str(data / "real-tables" / "NLMCXR_reports.tgz")).build()
     named = ~np.isnan(public.labels).all(axis=1)  # a report that was not indexed has no findings to be found by
     columns = [public.label_names.index(name) for name in COMMON]
     corpus = [report for report, kept in zip(public.reports, named, strict=True) if kept]
-    texts, reports = text_features(model, own), text_features(model, corpus)
+    texts, reports = by_length(model, own), by_length(model, corpus)
     say({"features of texts": [list(texts.shape), list(reports.shape)]})
     report = np.full(len(of_films), -1)
     report[[bool(one[6]) for one in of_films]] = np.arange(len(own))
@@ -200,6 +204,18 @@ def _embedded(data: Path) -> Federation:
         reports,
         np.nan_to_num(public.labels[named][:, columns]) == 1,
     )
+
+
+def by_length(model: Any, texts: Sequence[str]) -> Tensor:
+    """Features of texts [n, V]. Texts of about one length go together: a batch costs what its longest does."""
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    found = torch.cat([text_features(model, [texts[i] for i in some]) for some in batched(order, 64)])
+    return found[torch.tensor(order).argsort()]
+
+
+def batched(order: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Parts of at most ``size``."""
+    return [order[start : start + size] for start in range(0, len(order), size)]
 
 
 def same_pixels(patients: np.ndarray, pixels: Tensor, least: float = 0.98) -> np.ndarray:

@@ -12,6 +12,8 @@ from unittest.mock import MagicMock, Mock
 import pytest
 from nvflare.apis.job_def import JobMetaKey
 from nvflare.app_common.streamers.file_streamer import FileStreamer
+from nvflare.fuel.f3.cellnet.defs import MessagePropKey
+from nvflare.fuel.f3.message import Message
 from nvflare.fuel.hci.conn import Connection
 from nvflare.fuel.hci.server import sess
 from nvflare.fuel.hci.server.authz import AuthzFilter
@@ -25,7 +27,8 @@ from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.security.security import FLAuthorizer
 from nvflare.widgets.info_collector import InfoCollector
 
-from fedvlp.flare.console import OPEN, authorized_alone
+from fedvlp.flare import audit_log
+from fedvlp.flare.console import OPEN, CommandRate, bound_commands
 
 POLICY = Path(__file__).parents[2] / "provisioning" / "server" / "authorization.json"
 JOB = "0c7d1f2a-0000-4000-8000-000000000002"
@@ -72,7 +75,7 @@ def server(tmp_path: Path) -> Iterator[FedAdminServer]:
     patch.setattr(AuditService, "get_auditor", lambda: Auditor(str(tmp_path / "audit.log")))
     patch.setattr(FileStreamer, "register_stream_processing", lambda **_: None)
     patch.setattr(sess.SessionManager, "monitor_sessions", lambda self: None)
-    authorized_alone()
+    bound_commands()
     job = SimpleNamespace(meta={
         JobMetaKey.SUBMITTER_NAME: "lead", JobMetaKey.SUBMITTER_ORG: "consortium", JobMetaKey.SUBMITTER_ROLE: "lead"
     })  # fmt: skip
@@ -105,6 +108,30 @@ def may(server: FedAdminServer, command: str, role: str) -> bool:
     of_a_job = commands(server)[command].scope.name in ("job_mgmt", "info")
     targets = [JOB, "server"] if of_a_job else ["server"]
     return bool(AuthzFilter().pre_command(conn, [command, *ARGUMENTS.get(command, targets)]))
+
+
+def test_an_account_gives_so_many_commands(
+    server: FedAdminServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """600 at once, then 5 a second; another account has its own."""
+    clock, lines = [0.0], []
+    monkeypatch.setattr(audit_log.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(AuditService, "add_event", lambda **line: lines.append(line))
+    rate = next(part for part in server.cmd_reg.filters if isinstance(part, CommandRate))
+
+    def done(count: int, user: str = "", certificate: str = "") -> int:
+        conn = Connection(props={ConnProps.USER_NAME: user, ConnProps.REQUEST: Message()})
+        conn.get_prop(ConnProps.REQUEST).set_prop(MessagePropKey.COMMON_NAME, certificate)
+        return sum(rate.pre_command(conn, ["show_scopes"]) for _ in range(count))
+
+    assert done(700, "member") == 600
+    assert done(10, "lead") == 10
+    assert done(700, certificate="it") == 600, "who has not logged in, by the certificate"
+    clock[0] += 2.0
+    assert done(20, "member") == 10
+    assert [line["user"] for line in lines[:100]] == ["member"] * 100
+    assert all("600 commands at once" in line["msg"] for line in lines)
+    assert server.cmd_reg.filters.index(rate) == 1, "after the login, before authorization and audit"
 
 
 def test_no_command_is_without_authorization(server: FedAdminServer) -> None:

@@ -11,7 +11,7 @@ https://arxiv.org/abs/2602.01186).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -281,30 +281,26 @@ def moments(client: Client, findings: Sequence[str] = ()) -> State:
             images.append(seen["image"].double().cpu())
             texts.append(seen["text"].double().cpu())
             labels.append(labels_of(client, batch, findings))
-        owners = torch.arange(sum(map(len, texts)))
-        retrieved = reports_of(client.data)
-        if retrieved is not None:  # several reports a record, in the place of one
-            read = [(batch["row"].cpu(), client.model(batch) and seen["text"].double().cpu()) for batch in retrieved]
-            owners, texts = torch.cat([row for row, _ in read]), [text for _, text in read]
+        owner = torch.arange(sum(map(len, texts)))
+        if (retrieved := client.data.report_batches(ROWS)) is not None:  # several reports a record, in the place of one
+            texts, owners = [], []
+            for batch in retrieved:
+                client.model(batch)
+                texts.append(seen["text"].double().cpu())
+                owners.append(batch["row"].cpu())
+            owner = torch.cat(owners)
     if not images:
         return moments_of(client.state(), len(findings))
     image = torch.cat(images)
-    sums = moments_of_features(image, torch.cat(texts), owners)
+    sums = moments_of_features(image, torch.cat(texts), owner)
     if findings:
         sums |= moments_of_labels(image, torch.cat(labels))
     return {name: tensor.float() for name, tensor in sums.items()}
 
 
-def reports_of(data: Any) -> Iterable[Batch] | None:
-    """Batches of all reports of the training records, several each, with their ``row``; None where each has one."""
-    several = getattr(data, "report_batches", None)
-    batches: Iterable[Batch] | None = several(ROWS) if several else None
-    return batches
-
-
 def labels_of(client: Client, batch: Batch, findings: Sequence[str]) -> Tensor:
     """[B, L] of a batch's records: the labels of the findings, nan where the site's data have none by that name."""
-    names = list(getattr(client.data, "label_names", ()))
+    names = list(client.data.label_names) if findings else []
     columns = [names.index(name) if name in names else -1 for name in findings]
     whole = torch.full((len(batch["row"]), len(findings)), torch.nan, dtype=torch.float64)
     for index, column in enumerate(columns):
