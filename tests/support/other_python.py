@@ -38,10 +38,10 @@ class StandIn(type):
         return cls
 
     def __or__(cls, other: object) -> typing.Any:
-        return typing.Optional[cls]
+        return typing.Any
 
     def __ror__(cls, other: object) -> typing.Any:
-        return typing.Optional[cls]
+        return typing.Any
 
     def __add__(cls, other: object) -> StandIn:
         return cls
