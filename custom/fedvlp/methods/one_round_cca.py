@@ -92,6 +92,8 @@ class OneRoundCCA(Method):
     def refuse_settings(self, experiment: Any) -> None:
         hidden = getattr(experiment.model, "head_hidden", None)
         require(hidden is None, f"model.head_hidden is {hidden}: OneRoundCCA solves for linear heads; set it to null")
+        aligned = self.findings and getattr(experiment.model, "alignment", False)
+        require(not aligned, "method.findings: its heads read the image tower itself; set model.alignment to false")
         optimizer = experiment.rounds.server_optimizer
         require(
             optimizer == NONE,

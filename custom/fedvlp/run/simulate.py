@@ -141,7 +141,7 @@ def simulate(
                 )
                 state = federation.run(next_phase)
             heads = finding_heads.solved(experiment, server)
-            heads = heads and finding_heads.on_validation(heads, assembly)
+            heads = heads and finding_heads.on_validation(heads, assembly, state)
             folder.finish(experiment, state, server.history, assembly.cohort.label_names, heads)
         return server.history
 
