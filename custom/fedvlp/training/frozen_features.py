@@ -62,8 +62,8 @@ def refuse_objective(config: Any, objective: nn.Module) -> None:
 
 def with_tokens(tokens: State, batch: Batch) -> Batch:
     """The batch with ``tokens`` [n, ...] of its rows in place of images; a batch of n records or of some of them."""
-    batch = {name: tensor for name, tensor in batch.items() if name != "image"}
-    if IMAGE_TOKENS in tokens:
+    imaged, batch = "image" in batch, {name: tensor for name, tensor in batch.items() if name != "image"}
+    if IMAGE_TOKENS in tokens and imaged:
         batch[IMAGE_TOKENS] = tokens[IMAGE_TOKENS][batch["row"]]
     if TEXT_TOKENS in tokens and "text" in batch:
         batch[TEXT_TOKENS] = tokens[TEXT_TOKENS][batch["row"], : batch["text"].shape[1]]
