@@ -179,7 +179,7 @@ def _closing_all(*used: Any) -> Iterator[None]:
 
 def _tell_cautions(assembly: Assembly, folder: RunFolder, caution: Callable[[str], None]) -> None:
     """Keeps what to know of this run for its report, and tells it."""
-    if sentences := cautions(assembly.experiment, assembly.cohort):
+    if sentences := cautions(assembly.experiment, assembly.cohort, assembly.untrained()):
         save_json(folder.path / FILE, sentences)
         for sentence in sentences:
             caution(sentence)
