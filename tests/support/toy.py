@@ -19,7 +19,7 @@ from fedvlp.core.client import Client, named_state
 from fedvlp.core.method import Method
 from fedvlp.core.norm_statistics import AVERAGED, site_only
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Batch, Broadcast, Reply, State, Update, VLOutput
+from fedvlp.core.types import MODALITIES, Batch, Broadcast, Reply, State, Update, VLOutput
 from fedvlp.federation.codec import PLAIN, Wire
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation, Rounds
@@ -122,6 +122,10 @@ class Pairs:
 
     def modalities_in(self, split: str) -> tuple[str, ...]:
         return self.modalities
+
+    def having(self, split: str, modalities: Sequence[str] = MODALITIES) -> Tensor:
+        """All, or none: they are of one kind."""
+        return torch.arange(self.sizes.get(split, 0) if {*modalities} == {*self.modalities_in(split)} else 0)
 
     def share_images(self, share: Any) -> None:
         """They are whole."""

@@ -85,7 +85,7 @@ IMAGE_TOKENS, TEXT_TOKENS = "image_tokens", "text_tokens"
 
 training/frozen_features.py puts them there."""
 
-REPORT = "report"
+DRAWN_REPORT = "report"
 """Key of a batch whose records have several reports: which of all of them was drawn for each, int64 [B]."""
 
 SPECIAL, WORD, CONTINUATION = 0, 1, 2
