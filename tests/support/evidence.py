@@ -9,6 +9,7 @@ GUARDS = """
 Network:
     flare/test_provisioned.py test_a_site_of_another_root_cannot_join
 Messages at a site:
+    faults/test_every_message.py
     flare/test_perimeter.py
     flare/test_tracking.py test_a_site_fires_no_event_at_the_server_but_its_figures
     deploy/test_site_doctor.py
@@ -28,8 +29,16 @@ Roles:
 Console:
     flare/test_console.py test_no_command_is_without_authorization
         test_every_command_is_given_by_those_for_whom_it_is_meant
+Audit log:
+    flare/test_audit_log.py
+    flare/test_console.py test_an_account_gives_so_many_commands
+    flare/test_perimeter.py test_a_flood_of_messages_does_not_fill_the_disk
 No code in a job:
     flare/test_provisioned.py test_a_site_refuses_a_job_with_custom_code
+Files of a job:
+    flare/test_perimeter.py test_an_unfit_job_is_refused_before_it_is_unpacked_and_parsed
+        test_a_job_as_flare_packs_it_is_fit test_the_name_of_a_job_can_be_shown
+    flare/test_job_check.py test_the_files_of_a_job
 Classes by name:
     flare/test_class_list.py test_a_hostile_job_is_refused_before_it_starts_with_an_audit_line
         test_the_shipped_list_is_what_the_jobs_need

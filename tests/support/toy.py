@@ -19,7 +19,7 @@ from fedvlp.core.client import Client, named_state
 from fedvlp.core.method import Method
 from fedvlp.core.norm_statistics import AVERAGED, site_only
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Batch, Broadcast, Reply, State, Update, VLOutput
+from fedvlp.core.types import MODALITIES, Batch, Broadcast, Reply, State, Update, VLOutput
 from fedvlp.federation.codec import PLAIN, Wire
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation, Rounds
@@ -92,6 +92,8 @@ class Pairs:
     """
 
     labels: Tensor | None = None
+    label_names: tuple[str, ...] = ()
+    several: tuple[Tensor, Tensor] | None = None
     modalities: tuple[str, ...] = ("image", "text")
 
     def __init__(self, image: Tensor, text: Tensor, tick: Callable[[], None] = lambda: None, **held_out: Any) -> None:
@@ -121,8 +123,19 @@ class Pairs:
     def modalities_in(self, split: str) -> tuple[str, ...]:
         return self.modalities
 
+    def having(self, split: str, modalities: Sequence[str] = MODALITIES) -> Tensor:
+        """All, or none: they are of one kind."""
+        return torch.arange(self.sizes.get(split, 0) if {*modalities} == {*self.modalities_in(split)} else 0)
+
     def share_images(self, share: Any) -> None:
         """They are whole."""
+
+    def report_batches(self, batch_size: int) -> Iterator[Batch] | None:
+        """All texts of records that have ``several`` [m, .], each with its ``owner`` [m]."""
+        if self.several is None:
+            return None
+        text, owner = self.several
+        return ({"row": owner[some], "text": text[some]} for some in torch.arange(len(text)).split(batch_size))
 
     def _batch(self, split: str, rows: Tensor) -> Batch:
         there = dict(zip(("image", "text"), self.content[split], strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -117,14 +117,12 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
     print(f"run {folder.path} ({experiment.name})")
     goes_on_with("fedvlp", "simulate", "--resume", str(folder.path), *again)
     bar = RunBar(console, experiment.rounds.rounds)
-    cautions: list[str] = []
-
-    def show_caution(sentence: str) -> None:
-        console.print(f"CAUTION: {printable(sentence)}.", style="bold red", markup=False, highlight=False)
 
     def caution(sentence: str) -> None:
-        cautions.append(sentence)
-        show_caution(sentence)
+        console.print(f"CAUTION: {printable(sentence)}.", style="bold red", markup=False, highlight=False)
+
+    def say(sentence: str) -> None:
+        console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True)
 
     def report(record: dict[str, Any]) -> None:
         bar.note(record)
@@ -137,15 +135,14 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
         accept_phi_risk=accept,
         report=report,
         caution=caution,
-        say=lambda sentence: console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True),
+        say=say,
         watch=bar.showing,
     )
-    for sentence in cautions:
-        show_caution(sentence)  # once more, beside the figures
-    page = write_report(folder)  # measures
+    page = write_report(folder, say=say)  # measures
     console.print(*summary_tables(experiment.name, summary(history, experiment.takes_steps)))
     show_beside(console, folder)
     print(f"model {folder.model}\nreport {page}")
+    print(f"with images and reports, for the eyes of their owner alone: fedvlp report {folder.path} --films")
 
 
 def asked_for(
@@ -214,13 +211,14 @@ def tell_dry_run(experiment: Any, workers: int, accept: Accepted) -> None:
         console.print(line, markup=False, highlight=False)
 
 
-def write_report(folder: Any, intervals: bool = False, films: bool = False) -> Path:
+def write_report(folder: Any, intervals: bool = False, films: bool = False, say: Callable[[str], None] = print) -> Path:
     """Writes the run's report page and returns its path; measured with ``intervals``, or where few records are."""
     from fedvlp.report.run_page import write
     from fedvlp.run import beside
 
-    (beside.measure if intervals else beside.measure_unasked)(folder)
-    return write(folder, films)
+    (beside.measure if intervals else beside.measure_unasked)(folder, say)
+    with beside.timed(say, "writing the report"):
+        return write(folder, films)
 
 
 @app.command("runs", rich_help_panel=panels.JUDGE)

@@ -78,6 +78,7 @@ def dry_run_lines(plan: DryRun, workers: int) -> list[str]:
         f"traffic: {plan.bytes / 1e6:,.1f} MB of tensors to and from all sites",
         f"memory: {plan.peak_bytes / 2**30:.1f} GiB at the peak of one process; up to {workers} train side by side",
         f"time: about {shown}, if every site takes as long as {plan.probed}, of which a few steps were timed",
+        *([f"of these about {plan.measuring:.0f} s to measure the test records"] if plan.measuring >= 1 else []),
         *([f"this dry run: {plan.processor_seconds:.0f} s of processor"] if plan.processor_seconds >= 1 else []),
         *([] if math.isnan(plan.reach) else [_reach_line(plan)]),
     ]

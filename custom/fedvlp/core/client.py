@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from fedvlp.core.objective import ObjectiveModule
 from fedvlp.core.site_error import SiteError
-from fedvlp.core.types import Batch, State, VLOutput, group
+from fedvlp.core.types import MODALITIES, Batch, State, VLOutput, group
 
 OBJECTIVE = "objective."
 EXTRA = OBJECTIVE + "extra."
@@ -39,11 +39,24 @@ class Data(Protocol):
         """The same of one split."""
         ...
 
+    def having(self, split: str, modalities: Sequence[str] = MODALITIES) -> Tensor:
+        """Positions [n] int64 of the records of a split that have these of "image" and "text", and no other."""
+        ...
+
     def train_batches(self, steps: int, batch_size: int, generator: Generator) -> Iterator[Batch]: ...
 
     def batches(
         self, split: str, batch_size: int, *, drop_last: bool, rows: Tensor | None = None
     ) -> Iterator[Batch]: ...
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The findings of the columns of a batch's ``labels``."""
+        ...
+
+    def report_batches(self, batch_size: int) -> Iterator[Batch] | None:
+        """All reports of training records that have several, each with its record's ``row``; None where none has."""
+        ...
 
     def share_images(self, share: Callable[[int], slice] | None) -> None:
         """Of a training batch's images, reads those of ``share`` (of their number) alone, where it can."""

@@ -57,6 +57,7 @@ PUBLIC = {
     "fedvlp.flare.Perimeter": "fedvlp.flare.perimeter.Perimeter",
     "fedvlp.flare.PrivateKits": "fedvlp.flare.kits.PrivateKits",
     "fedvlp.flare.RememberReceived": "fedvlp.flare.privacy_filters.RememberReceived",
+    "fedvlp.flare.RequestedCertificates": "fedvlp.flare.kits.RequestedCertificates",
     "fedvlp.flare.ResultsInJob": "fedvlp.flare.results.ResultsInJob",
     "fedvlp.flare.AuditOutgoing": "fedvlp.flare.privacy_filters.AuditOutgoing",
     "fedvlp.flare.SendAsReceived": "fedvlp.flare.privacy_filters.SendAsReceived",

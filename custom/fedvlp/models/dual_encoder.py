@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedvlp.core.checkpoint import writing
 from fedvlp.core.client import Trainee, digest, frozen_tensors
 from fedvlp.core.seeds import seed as named_seed
 from fedvlp.core.seeds import seeded
-from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, VLOutput, group, is_statistic
+from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, VLOutput, group, is_statistic, total_size
 from fedvlp.models import adapters
 from fedvlp.models.initial import InitialWeightsError, load_initial, own_folder, pinned, settled
 from fedvlp.models.pretrained import alignment_block, image_tower, text_tower
@@ -433,8 +434,8 @@ class DualEncoder(Usable, Trainee, nn.Module):
 
         Each file is replaced whole, the weights last. The folder is complete: a tower that came from a local folder or
         the hub is described, not referred to. ``statistics`` says of which records the running statistics of batch
-        normalisation are. ``more`` writes files of its own into the folder that it is given. Raises ValueError for a
-        model with adapters, which no saved model has.
+        normalisation are. ``more`` writes files of its own into the folder that it is given. Raises CheckpointError
+        where the disk takes no more, and ValueError for a model with adapters, which no saved model has.
         """
         if self.config.adapters:
             raise ValueError(
@@ -442,6 +443,11 @@ class DualEncoder(Usable, Trainee, nn.Module):
                 "first, on a copy if training is to continue"
             )
         folder = Path(folder)
+        with writing(folder / WEIGHTS, total_size(self.state_dict())):
+            self._save(folder, statistics, more)
+
+    def _save(self, folder: Path, statistics: str, more: Callable[[Path], object]) -> None:
+        """Writes into a folder beside, and moves what is there."""
         folder.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
         try:

@@ -237,7 +237,7 @@ class Attacked:
             cohort.has_image() | cohort.has_report() if self.classifier else cohort.has_image() & cohort.has_report()
         )
         if cohort.report_from is not None:
-            usable = usable & np.array([source == "" for source in cohort.report_from])
+            usable = usable & np.array([not sources for sources in cohort.report_from])
         by_split = {split: cohort.rows(split, site) for split in ("train", "val", "test")}
         train, val, test = (rows[usable[rows]] for rows in by_split.values())
         held = np.concatenate([val, test])

@@ -14,7 +14,7 @@ from fedvlp.core import norm_statistics
 from fedvlp.core.client import TARGET, Client, named_state
 from fedvlp.core.method import sends, stays_initial
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import MODALITIES, State
+from fedvlp.core.types import State
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.loader import SiteData
 from fedvlp.evaluation import linear_probe as probes
@@ -89,14 +89,10 @@ def paired_sites(assembly: Assembly, least: int = 2) -> dict[str, Any]:
     Raises ValueError where no site is left.
     """
     data = {site: assembly.data(site) for site in assembly.data_sites()}
-    paired = {
-        site: records
-        for site, records in data.items()
-        if records.modalities_in("train") == records.modalities_in("test") == MODALITIES
-    }
+    paired = {site: records for site, records in data.items() if len(records.having("train"))}
     if not paired:
         raise ValueError("no site of this run holds images with reports, so nothing can be retrieved")
-    few = [site for site, records in paired.items() if records.sizes["test"] < least]
+    few = [site for site, records in paired.items() if len(records.having("test")) < least]
     if few:
         log.warning("left out, with fewer than %d test pairs: %s", least, ", ".join(few))
     if len(few) == len(paired):

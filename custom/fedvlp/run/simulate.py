@@ -19,6 +19,7 @@ from fedvlp.data.screening import rows_used
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool
 from fedvlp.federation.loop import Federation
 from fedvlp.federation.wire import EncodedSite, SiteEnd, site_memory
+from fedvlp.run import finding_heads
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.cautions import FILE, cautions
 from fedvlp.run.experiment import Experiment
@@ -137,7 +138,9 @@ def simulate(
                     present=sites,
                 )
                 state = federation.run(next_phase)
-            folder.finish(experiment, state, server.history, assembly.cohort.label_names)
+            heads = finding_heads.solved(experiment, server)
+            heads = heads and finding_heads.on_validation(heads, assembly, state)
+            folder.finish(experiment, state, server.history, assembly.cohort.label_names, heads)
         return server.history
 
 
@@ -174,7 +177,7 @@ def _closing_all(*used: Any) -> Iterator[None]:
 
 def _tell_cautions(assembly: Assembly, folder: RunFolder, caution: Callable[[str], None]) -> None:
     """Keeps what to know of this run for its report, and tells it."""
-    if sentences := cautions(assembly.experiment, assembly.cohort):
+    if sentences := cautions(assembly.experiment, assembly.cohort, assembly.untrained()):
         save_json(folder.path / FILE, sentences)
         for sentence in sentences:
             caution(sentence)

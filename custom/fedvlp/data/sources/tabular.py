@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -52,9 +52,10 @@ class TabularSource(Published):
 
     path: str = field(metadata=BELOW_ROOT)  # the table as published, or packed (.gz, .zip)
     root: str | None = None  # folder of the images; None: no image is read
-    _: KW_ONLY
-    labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names that the collection lacks are nan
-    frontal: bool = True  # leave out the lateral views, where the collection has such
+    # Python 3.10 cannot resolve the type hints of a class with dataclasses.KW_ONLY
+    # the cohort's labels, in order; names that the collection lacks are nan
+    labels: tuple[str, ...] | str = field(default=CHEXPERT, kw_only=True)
+    frontal: bool = field(default=True, kw_only=True)  # leave out the lateral views, where the collection has such
 
     def films(self) -> Iterable[TableFilm]:
         """What the table lists. Raises ValueError that names missing tables or columns, or counts strange cells."""
