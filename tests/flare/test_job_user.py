@@ -74,8 +74,8 @@ def started(kit: Path, parent: str = "tcp://localhost:41235", security: str = "c
 def test_a_job_of_the_kit_is_started_with_what_the_kit_says(jobs: job_user._Jobs, kit: Path) -> None:
     assert jobs.command(ASKED) == started(kit)
     link = {"scheme": "tcp", "resources": {"host": "127.0.0.1", "connection_security": "mtls"}}
-    files = {"comm_config.json.default": {"internal": link}, "comm_config.json": {"internal": {"scheme": "http"}}}
-    said = [("tcp://127.0.0.1:41235", "mtls"), ("http://localhost:41235", "clear")]
+    files = {"comm_config.json.default": {"internal": link}, "comm_config.json": {"internal": {"scheme": "tcp"}}}
+    said = [("stcp://127.0.0.1:41235", "mtls"), ("tcp://localhost:41235", "clear")]
     for (name, content), expected in zip(files.items(), said, strict=True):  # the second takes the first one's place
         (kit / "local" / name).write_text(json.dumps(content))
         assert jobs.command(ASKED) == started(kit, *expected)

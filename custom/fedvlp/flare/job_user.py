@@ -34,6 +34,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobProcessArgs, JobProcessEnv, JobReturnCode
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.process_launcher import JOB_RETURN_CODE_MAPPING
+from nvflare.fuel.f3.drivers.tcp_driver import TcpDriver
 from nvflare.utils.job_launcher_utils import get_credential_env
 
 from fedvlp.deploy.machine import JOBS_SOCKET
@@ -173,7 +174,7 @@ def _own_options(kit: Path, port: int) -> dict[str, str]:
         "-c": startup["client"]["fqsn"],
         "-g": service["target"],
         "-scheme": service["scheme"],
-        "-p": f"{inner.get('scheme', 'tcp')}://{resources.get('host', 'localhost')}:{port}",
+        "-p": TcpDriver.get_urls("tcp", {**resources, "port": port})[0],  # where FLARE's process listens, and how
         "--parent_conn_sec": resources.get("connection_security", "clear"),
     }
 
