@@ -23,6 +23,7 @@ from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import without_prefix
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
 from fedvlp.models.image import TransformersImage, timm_tower, vision_tower
+from fedvlp.models.serialization import checked_shapes
 from fedvlp.models.text import TransformersTower, bare_model, load_tokenizer
 from fedvlp.models.tiny import Normalised, TextTower, Tower
 
@@ -234,6 +235,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
 
+            checked_shapes(file)
             return load_file(file)
         seen = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's refusal of what is no tensor is one of pickle's
