@@ -13,7 +13,8 @@ Messages at a site:
     flare/test_tracking.py test_a_site_fires_no_event_at_the_server_but_its_figures
     deploy/test_site_doctor.py
 Jobs run as another account:
-    flare/test_job_user.py test_a_site_trains_whose_flare_process_may_not_read_the_data test_a_request_with_anything_else_starts_nothing
+    flare/test_job_user.py test_a_site_trains_whose_flare_process_may_not_read_the_data
+    flare/test_job_user.py test_a_request_with_anything_else_starts_nothing
     deploy/test_containers.py test_jobs_alone_read_the_data_and_as_a_user_of_their_own
     deploy/test_site_doctor.py test_the_doctor_looks_whether_flares_account_may_read_the_data
 Roles:
@@ -168,6 +169,7 @@ Signed software:
     deploy/test_site_doctor.py test_software_that_the_consortium_did_not_sign_fails
         test_the_guides_own_commands_find_what_was_altered test_another_fedvlp_than_the_kits_fails
         test_without_a_release_nothing_is_provisioned
+    deploy/test_installed.py test_the_program_is_the_wheels_and_runs_nothing_of_what_it_looks_at
 Release:
     test_supply_chain.py test_a_release_is_the_code_its_lock_and_a_list_of_both
 Private keys:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from nvflare.lighter.ctx import ProvisionContext
 from nvflare.lighter.entity import Project
 from nvflare.lighter.spec import Builder
 
-from fedvlp.deploy.site_doctor import PERIMETER
+from fedvlp.deploy.site_doctor import DESCRIPTORS, PERIMETER
 from fedvlp.deploy.software import FOLDER, SIGNATURE, SUMS, SoftwareError, checked_sums, signature
 
 
@@ -28,11 +29,15 @@ class PrivateKits(Builder):
         os.umask(0o077)
 
 
+DESCRIPTORS_LINE = f'ulimit -S -n {DESCRIPTORS} || ulimit -S -n "$(ulimit -H -n)"\n'
+
+
 class GuardedKits(Builder):
-    """Puts ``fedvlp.flare.Perimeter`` into the default resources of server and sites.
+    """Puts ``fedvlp.flare.Perimeter`` into the default resources of server and sites, and corrects the start script.
 
     Name it after ``StaticFileBuilder``, which writes them. A ``local/resources.json`` takes their place: it needs the
-    component, too, as those of ``provisioning/`` have it.
+    component, too, as those of ``provisioning/`` have it. FLARE's script puts ``/local/custom`` and the folder where it
+    is started before Python's own; here it leaves ``PYTHONPATH`` alone, and takes the descriptors that a server needs.
     """
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
@@ -45,6 +50,11 @@ class GuardedKits(Builder):
             resources = json.loads(file.read_text(encoding="utf-8"))
             resources["components"].append({"id": "perimeter", "path": PERIMETER, "args": {"side": side}})
             file.write_text(json.dumps(resources, indent=2), encoding="utf-8")
+            script = Path(ctx.get_kit_dir(participant)) / ProvFileName.SUB_START_SH
+            text, count = re.subn(r"^.*PYTHONPATH.*\n", "", script.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            if count != 2:
+                raise ValueError(f"{script.name} is not FLARE 2.9's: it names PYTHONPATH in {count} lines, expected 2")
+            script.write_text(text.replace("\n", f"\n{DESCRIPTORS_LINE}", 1), encoding="utf-8")
 
 
 class SignedSoftware(Builder):
