@@ -97,14 +97,16 @@ golden: $(VENV)/tools
 
 # Trains the encoders that ship with fedvlp again, about five minutes of one thread, and says whether they are the same.
 towers: $(VENV)/ready
-	$(BIN)/fedvlp pretrain build/towers/tiny-pool --runs build/towers/runs --check
+	rm -rf build/towers
+	$(BIN)/fedvlp simulate tiny-pool --runs build/towers
+	$(BIN)/python studies/programs/towers.py build/towers/tiny-pool/001 build/towers/encoders
 
 # Changes guards, losses, metrics and aggregation one place at a time; what no test notices is a gap. MUTANTS are names as
 # mutmut has them, by default one of each function, another one every day of the month; "fedvlp.core.codec.*" is a module.
 MUTANTS ?= *__mutmut_$(shell date +%-d)
 mutants: $(VENV)/tools
 	mkdir -p build/mutants/mutants
-	ln -sfn ../../pyproject.toml ../../custom/fedvlp build/mutants && ln -sfn $(addprefix ../../../,tests provisioning jobs) build/mutants/mutants
+	ln -sfn ../../pyproject.toml ../../custom/fedvlp build/mutants && ln -sfn $(addprefix ../../../,tests provisioning jobs studies) build/mutants/mutants
 	cd build/mutants && PYTHONHASHSEED=0 $(abspath $(BIN))/mutmut run --max-children $(or $(WORKERS),2) '$(MUTANTS)'
 	cd build/mutants && $(abspath $(BIN))/mutmut results | sed -n 's/: survived$$//p' | xargs -n 1 $(abspath $(BIN))/mutmut show
 

@@ -61,10 +61,15 @@ def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Kits:
     return folder / "ours" / "fedvlp" / "prod_00", folder / "theirs" / "fedvlp" / "prod_00"
 
 
+@pytest.fixture(autouse=True)
+def packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All packages of this machine take a minute to compare; test_installed.py has a few."""
+    monkeypatch.setattr(software, "installed_faults", lambda wheel: [])
+
+
 @pytest.fixture
-def bare(provisioned: Kits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def bare(provisioned: Kits, tmp_path: Path) -> Path:
     """The kit of st-anna with the shipped policies, on a machine without a GPU, before there are data sets."""
-    monkeypatch.setattr(software, "installed_faults", lambda wheel: [])  # a minute for all packages of this machine
     kit = tmp_path / "st-anna"
     shutil.copytree(provisioned[0] / "st-anna", kit)
     for file in (POLICIES / "site").iterdir():
@@ -74,9 +79,8 @@ def bare(provisioned: Kits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def server(provisioned: Kits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def server(provisioned: Kits, tmp_path: Path) -> Path:
     """The server's kit with the shipped policies, its stores on this test's disk, its port free."""
-    monkeypatch.setattr(software, "installed_faults", lambda wheel: [])
     kit = Path(shutil.copytree(provisioned[0] / "localhost", tmp_path / "localhost"))
     for file in (POLICIES / "server").iterdir():
         text = file.read_text().replace("/var/lib/fedvlp", str(tmp_path / "store"))
@@ -178,7 +182,9 @@ def test_a_site_that_is_ready_fails_nothing(whole: Path) -> None:
     checks = found(whole)
     assert [what for what, check in checks.items() if check.ok is False] == ["server reached"]
     assert checks["certificate"].found == "issued to st-anna"
-    assert checks["data set pretrain"].found.startswith("rows 40, used 8")
+    found_of_data = checks["data set pretrain"].found
+    assert found_of_data.startswith("rows 40, used 8")
+    assert found_of_data.endswith("; a sample: no more than 8 are looked at here, all of them by `fedvlp prepare`")
     assert checks["jobs with their own code"].found == "refused"
 
 
@@ -444,6 +450,7 @@ def test_every_kit_is_provisioned_with_the_perimeter(provisioned: Kits, bare: Pa
     assert found(bare)["messages to this site"].ok
     server = found(Path(shutil.copytree(provisioned[0] / "localhost", bare.parent / "localhost")))
     assert server["messages to this server, and through it to sites"].ok
+    assert [kit["port for the processes of jobs"].ok for kit in (found(bare), server)] == [True, True]
     assert not server["jobs looked at before they start"].ok, "that stands in provisioning/server"
     assert not server["job store"].ok, "FLARE's default is one folder for all servers"
 
@@ -614,6 +621,19 @@ def test_no_start_script_of_a_kit_makes_pythons_path_longer(server: Path, tmp_pa
         )  # fmt: skip
         most = min(site_doctor.DESCRIPTORS, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         assert f"path={environment.get('PYTHONPATH', 'unset')} files={most}" in done.stdout
+
+
+@pytest.mark.parametrize("site", ["st-anna", "localhost"])
+@pytest.mark.parametrize("text", [None, "", "{}", '{"internal": {"resources": {"connection_security": "tls"}}}', "[]"])
+def test_a_kit_whose_jobs_show_no_certificate_fails(
+    text: str | None, site: str, provisioned: Kits, tmp_path: Path
+) -> None:
+    kit = Path(shutil.copytree(provisioned[0] / site, tmp_path / site))
+    (kit / "local" / "comm_config.json").unlink()
+    if text is not None:
+        (kit / "local" / "comm_config.json").write_text(text)
+    (line,) = (check for check in site_checks(kit, needed) if check.what == "port for the processes of jobs")
+    assert (line.ok, "local/comm_config.json" in line.found) == (False, True)
 
 
 def test_who_runs_the_kit_or_has_the_servers_port_is_told(server: Path) -> None:

@@ -54,7 +54,7 @@ def small(name: str, **settings: object) -> Experiment:
         ("scaffold", 1, 4, {"data.sites": 2, **EIGHT_BIT, **OWN_NORM}),
         # each batch's encoding projected twice; a site's own aligner
         ("fedrgb", 2, 2, {"data.sites": 2, "method.aligner_steps": 2}),
-        ("fedcca", 2, 0, {"data.sites": 2}),  # moments, and heads that the server solves for
+        ("one-round-cca", 2, 0, {"data.sites": 2}),  # moments, and heads that the server solves for
         ("pms-fm", 2, 0, {"data.sites": 3}),  # personalised models and Adam's moments, at the server
         ("creamfl", 5, 5, {"data.size": 700, **SERVER_TRAINS}),  # a model of another architecture at each site
         ("car-mfl", 1, 1, {"data.sites": 2, "data.size": 700, "partition.image_only": 1}),  # partners by round

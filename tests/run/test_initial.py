@@ -12,6 +12,7 @@ import pytest
 import torch
 from support import programs
 from support.cases import KINDS, cases
+from support.laboratory import METHODS
 from support.presets import MODEL, SMALL
 from support.toy import same_bytes
 
@@ -19,13 +20,12 @@ from fedvlp.core.client import TARGET
 from fedvlp.core.types import State, group
 from fedvlp.federation.loop import Rounds
 from fedvlp.flare.jobs import experiment_of, job_files, write_job
-from fedvlp.methods import METHODS
-from fedvlp.models.initial import SHIPPED, InitialWeightsError, save_initial
+from fedvlp.models.initial import SHIPPED, InitialWeightsError, refuse_other_folder, save_initial
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint, override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.presets import PRESETS
+from fedvlp.run.presets import PRESETS, get
 from fedvlp.run.simulate import simulate
 
 TWO = replace(SMALL, rounds=Rounds(rounds=2, evaluate_every=0))
@@ -44,10 +44,10 @@ def towers(folder: Path, seed: int = 7) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", cases(METHODS, often=(*KINDS, "fedema"), seconds=1))
+@pytest.mark.parametrize("name", cases(METHODS, often=KINDS, seconds=1))
 def test_every_method_starts_from_given_encoders(name: str, tmp_path: Path) -> None:
     """The server's state, and what a site that keeps a model of its own begins with; the rest is the seed's."""
-    preset = PRESETS[name]
+    preset = get(name)
     given = preset.model.build(7)
     save_initial(given, tmp_path, {})
     expected = {n: t.half().float() for n, t in encoders(given.state_dict()).items()}
@@ -68,8 +68,8 @@ def test_every_method_starts_from_given_encoders(name: str, tmp_path: Path) -> N
 def test_the_weight_averaging_demos_start_from_the_shipped_encoders() -> None:
     """And so do those that they are compared with; one setting away is a random start."""
     ours = (
-        "fedavg", "fedprox", "scaffold", "fednova", "fedbn", "fedldawa", "fedmoon", "feddra", "fedrgb", "local",
-        "centralized", "fedu", "fedema", "fedx", "fedmae", "fedcca",
+        "fedavg", "fedprox", "scaffold", "fednova", "fedbn", "fedmoon", "feddra", "fedrgb", "local",
+        "centralized", "one-round-cca",
         "prompt-learning", "clip-adapter", "recommended",
     )  # fmt: skip
     assert {PRESETS[name].model.init for name in ours} == {f"tiny-pool@{SHIPPED['tiny-pool']}"}
@@ -196,3 +196,28 @@ def test_a_server_begins_with_two_copies_of_its_model(tmp_path: Path) -> None:
     done = programs.forked(["python", "-c", BEGINNING], tmp_path, os.environ)
     assert done.returncode == 0, done.stderr
     assert 1.9 < float(done.stdout) < 2.4
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("notes.txt", "x"), ("config.json", '{"format": 2}'), ("config.json", "[]"), ("config.json", "{")],
+)
+def test_a_folder_of_something_else_is_not_written_over(file: str, text: str, tmp_path: Path) -> None:
+    """A trained model has a config.json and a model.safetensors too, which were replaced."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / file).write_text(text)
+    with pytest.raises(FileExistsError, match=r"is not empty and its config\.json is not that of weights to"):
+        refuse_other_folder(tmp_path / "other")
+    for folder in ("new", "empty", "towers"):
+        refuse_other_folder(tmp_path / folder)
+        save_initial(MODEL.build(0), tmp_path / folder, {})
+        refuse_other_folder(tmp_path / folder)
+
+
+def test_weights_of_another_model_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    save_initial(MODEL.build(0), tmp_path / "towers", {})
+    experiment = override(PRESETS["fedavg"], "model.init", str(tmp_path / "towers")).pinned()
+    run = RunFolder.create(tmp_path / "runs", experiment)
+    with pytest.raises(InitialWeightsError, match=r"model\.init 'towers' does not fit this model: "):
+        simulate(experiment, run)
+    assert run.history() == []

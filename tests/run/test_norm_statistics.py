@@ -21,11 +21,12 @@ from fedvlp.federation.loop import Rounds
 from fedvlp.methods import Centralized, FedAvg
 from fedvlp.report.run_page import write
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.evaluate import Choices, distort, zero_shot
+from fedvlp.run.evaluate import Choices, zero_shot
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import by_site
 from fedvlp.run.simulate import simulate
+from studies.protocols.distortion import Retrained, distort
 
 SITES = ("site-1", "site-2")
 
@@ -95,7 +96,7 @@ def test_a_site_is_served_with_what_it_was_measured_with(run: RunFolder, site: s
 
 def test_re_training_begins_at_what_a_site_has(run: RunFolder) -> None:
     """Before re-training, every column of the distortion table is the site's last evaluation, whoever re-trains."""
-    table, _ = distort(run, Choices(steps=1))
+    table, _ = distort(run, Retrained(steps=1))
     rows = list(csv.DictReader(table.read_text().splitlines()))
     for row in rows:
         if row["similarity_before"]:

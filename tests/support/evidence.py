@@ -12,16 +12,32 @@ Messages at a site:
     flare/test_perimeter.py
     flare/test_tracking.py test_a_site_fires_no_event_at_the_server_but_its_figures
     deploy/test_site_doctor.py
+Ports inside a machine:
+    flare/test_inner_port.py
+    flare/test_perimeter.py test_no_other_account_of_the_machine_speaks_to_flares_processes
+        test_flare_does_not_start_where_anybody_could_speak_for_its_jobs
+    deploy/test_site_doctor.py test_every_kit_is_provisioned_with_the_perimeter
 Jobs run as another account:
     flare/test_job_user.py test_a_site_trains_whose_flare_process_may_not_read_the_data
-    flare/test_job_user.py test_a_request_with_anything_else_starts_nothing
+        test_a_request_with_anything_else_starts_nothing
     deploy/test_containers.py test_jobs_alone_read_the_data_and_as_a_user_of_their_own
     deploy/test_site_doctor.py test_the_doctor_looks_whether_flares_account_may_read_the_data
 Roles:
     deploy/test_provisioning.py test_who_may_do_what
     flare/test_provisioned.py test_a_member_may_not_submit
+Console:
+    flare/test_console.py test_no_command_is_without_authorization
+        test_every_command_is_given_by_those_for_whom_it_is_meant
+Audit log:
+    flare/test_audit_log.py
+    flare/test_console.py test_an_account_gives_so_many_commands
+    flare/test_perimeter.py test_a_flood_of_messages_does_not_fill_the_disk
 No code in a job:
     flare/test_provisioned.py test_a_site_refuses_a_job_with_custom_code
+Files of a job:
+    flare/test_perimeter.py test_an_unfit_job_is_refused_before_it_is_unpacked_and_parsed
+        test_a_job_as_flare_packs_it_is_fit test_the_name_of_a_job_can_be_shown
+    flare/test_job_check.py test_the_files_of_a_job
 Classes by name:
     flare/test_class_list.py test_a_hostile_job_is_refused_before_it_starts_with_an_audit_line
         test_the_shipped_list_is_what_the_jobs_need
@@ -89,9 +105,7 @@ Attacks before sending:
     deploy/test_envelope.py test_an_update_that_gives_records_away_does_not_leave
         test_an_honest_update_leaves_as_it_was_trained test_what_cannot_be_measured_does_not_leave
     flare/test_privacy_filters.py test_an_update_from_which_words_can_be_read_does_not_leave
-Shared noise:
-    flare/test_noise_shares.py test_the_sum_has_the_noise_that_is_booked_whoever_drops_out
-        test_a_site_counts_on_no_shares_that_a_round_may_lack
+Encrypted sums:
     flare/test_encryption.py test_a_sum_of_fewer_updates_than_the_quorum_is_none
         test_an_update_of_no_records_is_none_of_the_quorum
     deploy/test_envelope.py test_a_job_that_needs_too_few_sites_is_refused
@@ -99,7 +113,6 @@ Word embedding:
     flare/test_policies.py test_the_shipped_policy_sends_the_words_as_they_came
     deploy/test_envelope.py test_the_words_of_an_update_stay_where_the_site_wants_that
 Digits of figures:
-    flare/test_noise_shares.py test_beside_the_shared_noise_no_figure_of_the_records_leaves
     deploy/test_provisioning.py test_what_figures_leave_under_each_policy
     flare/test_privacy_filters.py test_a_figure_leaves_with_as_many_digits_as_the_site_says
     flare/test_provisioned.py test_every_site_adds_noise_tells_epsilon_and_stops_at_its_budget
@@ -210,7 +223,7 @@ S7, finite weights of 3e38 from one site. It did: every site answered NaN, and t
     faults/test_poison.py test_by_default_it_goes_no_further_than_five_of_an_honest_sites_steps
     run/test_rollback.py test_a_poisoned_round_is_undone_by_one_command
     methods/test_pms_fm.py test_one_huge_gradient_does_not_stop_the_selector_for_good
-    methods/test_fedfed.py test_pairs_that_would_spoil_the_pool_are_dropped_and_named
+    studies/rivals/test_fedfed.py test_pairs_that_would_spoil_the_pool_are_dropped_and_named
 S8, one of five sites of 300 records claims 10,000,000. It did: the mean was its update to 99.99 %:
     faults/test_updates.py test_row_7_a_count_is_pinned_by_the_first_reply test_row_7_no_site_has_more_than_its_share
 S9, a run named by an absolute path. It did: the server wrote there:

@@ -92,6 +92,8 @@ class Pairs:
     """
 
     labels: Tensor | None = None
+    label_names: tuple[str, ...] = ()
+    several: tuple[Tensor, Tensor] | None = None
     modalities: tuple[str, ...] = ("image", "text")
 
     def __init__(self, image: Tensor, text: Tensor, tick: Callable[[], None] = lambda: None, **held_out: Any) -> None:
@@ -123,6 +125,13 @@ class Pairs:
 
     def share_images(self, share: Any) -> None:
         """They are whole."""
+
+    def report_batches(self, batch_size: int) -> Iterator[Batch] | None:
+        """All texts of records that have ``several`` [m, .], each with its ``owner`` [m]."""
+        if self.several is None:
+            return None
+        text, owner = self.several
+        return ({"row": owner[some], "text": text[some]} for some in torch.arange(len(text)).split(batch_size))
 
     def _batch(self, split: str, rows: Tensor) -> Batch:
         there = dict(zip(("image", "text"), self.content[split], strict=True))

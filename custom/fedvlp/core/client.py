@@ -45,6 +45,15 @@ class Data(Protocol):
         self, split: str, batch_size: int, *, drop_last: bool, rows: Tensor | None = None
     ) -> Iterator[Batch]: ...
 
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The findings of the columns of a batch's ``labels``."""
+        ...
+
+    def report_batches(self, batch_size: int) -> Iterator[Batch] | None:
+        """All reports of training records that have several, each with its record's ``row``; None where none has."""
+        ...
+
     def share_images(self, share: Callable[[int], slice] | None) -> None:
         """Of a training batch's images, reads those of ``share`` (of their number) alone, where it can."""
 

@@ -46,7 +46,7 @@ def clip_and_noise(update: State, received: Mapping[str, Tensor], clip: float, n
     """``received + d * min(1, clip / |d|) + N(0, (noise_multiplier * clip)^2)`` with ``d = update - received``.
 
     ``|d|`` is the L2 norm over all tensors together. What a method sends as a change (``change/...``: a step of
-    SCAFFOLD's control variates, FedCCA's moments) is its own difference. New tensors; the update is left as it is.
+    SCAFFOLD's control variates, OneRoundCCA's moments) is its own difference. New tensors; the update is left as it is.
     Raises PrivacyError for a tensor that this cannot protect.
     """
     changes = {name: torch.zeros_like(tensor) for name, tensor in update.items() if name.startswith(CHANGE)}
@@ -61,14 +61,6 @@ def clip_and_noise(update: State, received: Mapping[str, Tensor], clip: float, n
         return {
             name: _noised(tensor, received[name], scale, noise_multiplier * clip) for name, tensor in update.items()
         }
-
-
-def share_of(noise_multiplier: float, honest: int) -> float:
-    """The noise multiplier of one share, where the sum of ``honest`` independent ones has ``noise_multiplier``.
-
-    Variances add up: m shares have sqrt(m / honest) times that, so every further one only adds to it.
-    """
-    return noise_multiplier / math.sqrt(honest)
 
 
 def _noised(tensor: Tensor, received: Tensor, scale: float, deviation: float) -> Tensor:

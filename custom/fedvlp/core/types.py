@@ -85,6 +85,9 @@ IMAGE_TOKENS, TEXT_TOKENS = "image_tokens", "text_tokens"
 
 training/frozen_features.py puts them there."""
 
+REPORT = "report"
+"""Key of a batch whose records have several reports: which of all of them was drawn for each, int64 [B]."""
+
 SPECIAL, WORD, CONTINUATION = 0, 1, 2
 """What a token id stands for: [CLS], [SEP] or padding; the first piece of a word; another piece of the same word."""
 

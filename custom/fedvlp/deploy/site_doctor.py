@@ -137,6 +137,16 @@ def _perimeter(resources: dict[str, Any], side: str) -> Check:
     return Check(f"messages to {where}", guarded, said)
 
 
+def _inner_port(local: Path) -> Check:
+    """Whether FLARE asks the processes of its jobs for the kit's certificate."""
+    try:
+        asked = _read(local / "comm_config.json")["internal"]["resources"]["connection_security"]
+    except (OSError, ValueError, KeyError, TypeError):
+        asked = "clear"
+    said = f"{asked}; FLARE does not start: local/comm_config.json comes with a provisioned kit, and says mtls"
+    return Check("port for the processes of jobs", asked == "mtls", "mtls" if asked == "mtls" else said)
+
+
 def _hidden(kit: Path) -> bool:
     """Whether another account than this one starts the jobs, and reads the data."""
     listens = kit / JOBS_SOCKET
@@ -255,6 +265,7 @@ def _policies(local: Path, classes: Collection[str], side: str) -> Iterator[Chec
     yield from _classes(allowed, classes, RUNNERS[side])
     yield _job_check(resources, side)
     yield _perimeter(resources, side)
+    yield _inner_port(local)
     others = sorted(f"{file.parent.name}/{file.name}" for pattern in OVERRIDES for file in local.parent.glob(pattern))
     said = f"{', '.join(others)}: FLARE takes them before local/resources.json, which alone is looked at: remove them"
     yield Check("settings beside resources.json", not others, said if others else "none")
@@ -401,7 +412,9 @@ def _data(local: Path) -> Iterator[Check]:
         except Exception as error:
             yield Check(f"data set {name}", False, f"cannot be read ({_kind(error)}; data.{name} in local/fedvlp.json)")
         else:
-            yield Check(f"data set {name}", True, ", ".join(f"{what} {count}" for what, count in counts.items()))
+            said = ", ".join(f"{what} {count}" for what, count in counts.items())
+            sample = f"; a sample: no more than {SAMPLE} are looked at here, all of them by `fedvlp prepare`"
+            yield Check(f"data set {name}", True, said + sample * (counts.get("used") == SAMPLE))
             yield _text_in_films(name, source)
     if config.public:
         said = f"{', '.join(config.public)}: a job may send something about every single record of these"

@@ -30,7 +30,6 @@ from fedvlp.methods.prompt_learning import ClassTextConfig
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import load_initial, made
 from fedvlp.models.multimodal import MultimodalConfig
-from fedvlp.models.side_by_side import may_gain
 from fedvlp.run.cautions import record_epsilon
 from fedvlp.run.experiment import POOLED, Experiment
 from fedvlp.run.folder import RunFolder
@@ -50,7 +49,6 @@ class Assembly:
         self.experiment = experiment
         self.folder = folder
         self.accept_phi_risk = accept_phi_risk
-        self.side_by_side = False  # whether image and text towers may take a thread each: for a process alone here
         self.summary: Summary = {}  # of the data set, once the gate has been passed
         self._cohort: Cohort | None = None
         self._modules: dict[ModelConfig, tuple[Any, Any]] = {}
@@ -80,7 +78,7 @@ class Assembly:
             cohort = cohort.with_sites(np.where(chosen, PUBLIC, np.asarray(cohort.sites)).tolist())
         cohort = drop_modalities(cohort, split.image_only, split.text_only, split.left_out_sites)
         refuse_other_labels(self.experiment, cohort)
-        return retrieve_reports(cohort, self.experiment.rounds.seed) if split.retrieve else cohort
+        return retrieve_reports(cohort, self.experiment.rounds.seed, split.retrieve) if split.retrieve else cohort
 
     def _deal(self, cohort: Cohort) -> list[str]:
         """A site for each of N rows: "site-1", ..., Dirichlet over the labels."""
@@ -135,10 +133,6 @@ class Assembly:
         model = config.build(own_seed)
         objective: Any = self.experiment.objective.build(model, own_seed)
         model.attention = "attention" in objective.needs
-        training = self.experiment.training
-        exact = training.device == "cpu" and training.precision == "float32"
-        plain = exact and not training.compile and not training.dp_noise
-        model.side_by_side = self.side_by_side and plain and may_gain(model, training.threads)
         if extra is not None:
             objective.add_module("extra", extra.build(config, own_seed))
         return model, objective

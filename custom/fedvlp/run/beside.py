@@ -9,7 +9,10 @@ from __future__ import annotations
 import csv
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,28 +21,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvlp.core.checkpoint import save_text
-from fedvlp.core.json_file import read_json
+from fedvlp.core.checkpoint import CheckpointError, save_text
+from fedvlp.core.json_file import UNREADABLE, read_json
+from fedvlp.core.names import name_of
 from fedvlp.core.types import IMAGE_TOKENS, Batch, State
+from fedvlp.core.validate import require
 from fedvlp.data.cohort import SPLITS
 from fedvlp.data.deid import PHIError
 from fedvlp.evaluation import metric_names as names
-from fedvlp.evaluation.downstream import Subset, records
+from fedvlp.evaluation.downstream import Records, Subset, records
 from fedvlp.evaluation.intervals import Figure, Interval, bootstrap, difference, macro
 from fedvlp.evaluation.linear_probe import LBFGS, LinearProbe, Sample, Task, areas_of, fit, task_of
 from fedvlp.evaluation.output import write_csv
+from fedvlp.evaluation.zero_shot import ZeroShot
 from fedvlp.methods import Centralized, Local
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run import measurements, presets, recalls, zero_shot_areas
+from fedvlp.run.assembly import Assembly
 from fedvlp.run.compare import BATCH, INITIAL, FinishedRun
+from fedvlp.run.evaluate import paired_sites
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.model_card import RESULTS_END, with_block
+from fedvlp.run.model_use import told_apart
 from fedvlp.run.recalls import GAIN, SITE, TOGETHER, TRAINED, Recall, is_built_in
 from fedvlp.run.simulate import PARTITION, noted_partition
+from fedvlp.run.terms import on_records_of
 from fedvlp.training.settings import DeviceError
 
 log = logging.getLogger(__name__)
 
+AT_ONCE = 5.0  # seconds that a person waits without a word
+LEAST = 5  # training images of a class, and as many without it, from which a head is fitted
 OWN = 5_000  # records of one's own: images of more take long to decode again
 PROBE = LinearProbe(fractions=(1.0,), solver=LBFGS, seeds=(0,))
 STEPS = 100  # of the probe's solver: thousands of dimensions and many classes take minutes to the last digit
@@ -50,6 +62,8 @@ COLUMNS = ("vectors", "films", "area", "low", "high")
 START = "what it started from"
 TOWER_ALONE, ORACLE, CHANCE = "the untouched image tower", "knowing the site alone (source oracle)", "chance"
 ALONE, POOLED = "each site alone", "all records in one place"
+BASELINES = {name_of(Local): ALONE, name_of(Centralized): POOLED}
+"""What other runs on the same records are held against, by the path of their method in config.json."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +91,65 @@ class Beside:
         return f"{self.what} {self.of_run} against {self.of_other}"
 
 
+Say = Callable[[str], None]
+"""Tells a person what is done now, and that it is done."""
+
+
 # Measuring
-def measure(folder: RunFolder) -> None:
+def measure(folder: RunFolder, say: Say = log.info) -> None:
     """Recalls, zero-shot AUCs and the untouched tower of a finished run. Raises ValueError as ``recalls.measure``."""
-    run = FinishedRun(folder, folder.experiment().name)
-    recalls.measure(folder, run)
-    zero_shot_areas.measure(folder, run)
-    measure_tower(folder, run)
+    with timed(say, "reading the records again"):
+        run = FinishedRun(folder, folder.experiment().name)
+    with timed(say, "measuring recall on the test records"):
+        recalls.measure(folder, run)
+    with timed(say, "measuring zero-shot AUC of the labels"):
+        zero_shot_areas.measure(folder, run)
+    with timed(say, "fitting linear probes of the labels"):
+        measure_tower(folder, run, say)
     _write_to_card(folder)
+
+
+@contextmanager
+def timed(say: Say, what: str) -> Iterator[None]:
+    """Tell what begins and, unless it was over at once, when it has ended."""
+    say(f"{what} ...")
+    began = time.monotonic()
+    yield
+    if (spent := time.monotonic() - began) >= AT_ONCE:
+        say(f"{what}: done in {spent:.0f} s")
+
+
+@torch.no_grad()
+def seconds(assembly: Assembly) -> float:
+    """Estimate how long ``measure`` takes after a run, by one batch and one head that are timed; 0 where nobody asks.
+
+    Raises ValueError where no site has test pairs.
+    """
+    experiment, cohort = assembly.experiment, assembly.cohort
+    most = recalls.UNASKED if is_built_in(experiment) else OWN
+    if isinstance(experiment.model, MultimodalConfig) or len(cohort) > most:
+        return 0.0
+    data = paired_sites(assembly)
+    site, of_site = next(iter(data.items()))
+    client = assembly.client(site, of_site)
+    batch = next(iter(of_site.batches("test", BATCH, drop_last=False)))
+    began = time.perf_counter()
+    vectors = client.model.eval()(batch).image
+    each = (time.perf_counter() - began) / len(vectors)
+    models, tests = 1 + experiment.takes_steps, sum(len(cohort.rows("test", site)) for site in data)
+    sentences = len(told_apart(experiment.data, cohort.label_names)) * ZeroShot.prompts * len(ZeroShot.seeds)
+    spent = each * (2 * models * tests + 2 * sentences)  # recall and zero-shot; the initial model is embedded there
+    try:
+        task = task_of(cohort, PROBE)
+        chosen = records(cohort, task.labelled)
+        task, _ = frequent(task, chosen)
+    except ValueError:  # no labels, or too few of them
+        return spent
+    train = Sample(torch.randn(len(chosen.train), vectors.shape[1]), task.targets[chosen.train])
+    began = time.perf_counter()
+    with torch.enable_grad():
+        fit(task, PROBE, train, train, 0, STEPS)
+    return spent + 2 * each * len(cohort) + 2 * (1 + DRAWS) * (time.perf_counter() - began)
 
 
 def _write_to_card(folder: RunFolder) -> None:
@@ -97,7 +162,7 @@ def _write_to_card(folder: RunFolder) -> None:
             save_text(card, after)
 
 
-def measure_unasked(folder: RunFolder) -> None:
+def measure_unasked(folder: RunFolder, say: Say = log.info) -> None:
     """``measure`` for a finished run of this machine that was not yet; nothing for large ones and classifiers.
 
     Of a run that was measured the card is written again: sites alone, or pooled records, may have been run since.
@@ -108,7 +173,7 @@ def measure_unasked(folder: RunFolder) -> None:
         if measurements.is_current(folder, recalls.file_of(folder)):
             _write_to_card(folder)
         else:
-            measure(folder)
+            measure(folder, say)
     except (ValueError, OSError, PHIError, DeviceError) as error:  # as of models that stayed at sites elsewhere
         log.warning("%s: no intervals: %s", folder.path, error)
 
@@ -125,11 +190,12 @@ def _is_measured_unasked(folder: RunFolder) -> bool:
     return 0 < len(noted_partition(folder).get("ids", ())) <= OWN
 
 
-def measure_tower(folder: RunFolder, run: FinishedRun) -> Path | None:
+def measure_tower(folder: RunFolder, run: FinishedRun, say: Say = log.info) -> Path | None:
     """Macro AUC of a linear probe on the model's image vectors and on its image tower as it was before the run.
 
     Learned from all labelled training images, and where there are more from 20 of each class, the mean of 5 draws.
-    Written to ``evaluation/tower.csv``. None where there are no labels, and where sites have own models.
+    Labels that too few records have are left out and named. Written to ``evaluation/tower.csv``. None where there are
+    no labels, and where sites have own models.
     """
     own, state = run.trained()
     if own or run.assembly.site_only():
@@ -139,6 +205,10 @@ def measure_tower(folder: RunFolder, run: FinishedRun) -> Path | None:
         task = task_of(cohort, PROBE)
         mine = torch.tensor([site in run.data for site in cohort.sites or ()])
         chosen = records(cohort, task.labelled & mine.numpy())
+        task, few = frequent(task, chosen)
+        if few:
+            said = ", ".join(f"{name} ({count})" for name, count in few.items())
+            say(f"left out, with fewer than {LEAST} training images, or no test image, that show or lack it: {said}")
         vectors = {TOWER: _tower(run, run.assembly.initial()), TRAINED: _vectors(run, state)}
         positives = task.targets[chosen.train] == 1
         draws = [chosen.train[FEW.draw(positives, seed).numpy()] for seed in range(DRAWS)]
@@ -161,6 +231,25 @@ def measure_tower(folder: RunFolder, run: FinishedRun) -> Path | None:
     file = write_csv(_tower_file(folder), [COLUMNS, *lines])
     measurements.note(folder, file)
     return file
+
+
+def frequent(task: Task, chosen: Records, least: int = LEAST) -> tuple[Task, dict[str, int]]:
+    """Leave out classes that fewer than ``least`` training records have or lack, or no test record has or lacks.
+
+    Returns the task and, of the classes that are left out, the number of training records that have each. Raises
+    ValueError where none is left.
+    """
+    train, test = task.targets[chosen.train], task.targets[chosen.test]
+    enough = [(of == kind).sum(dim=0) >= few for of, few in ((train, least), (test, 1)) for kind in (0, 1)]
+    usable = torch.stack(enough).all(dim=0)
+    counts = (train == 1).sum(dim=0).tolist()
+    few = {name: count for name, count, one in zip(task.names, counts, usable.tolist(), strict=True) if not one}
+    if not few:
+        return task, {}
+    require(bool(usable.any()), f"no label has {least} training images and a test image that show it, and as many not")
+    names = tuple(name for name in task.names if name not in few)
+    # A record of a class that is left out has none of the others: classes become findings.
+    return Task(names, task.targets[:, usable], False), few
 
 
 def _areas(task: Task, vectors: Tensor, train: np.ndarray, test: np.ndarray) -> list[Figure]:
@@ -211,18 +300,19 @@ def _tower_file(folder: RunFolder) -> Path:
 def rows(folder: RunFolder) -> list[Beside]:
     """What the run is held against, as far as it was measured; nothing on the synthetic cohort, which is nobody's."""
     measured = recalls.read(folder) if folder.config.exists() else []
-    if not measured or is_built_in(folder.experiment()):
+    if not measured or is_built_in(experiment := folder.experiment()):
         return []
     scope = names.IN_BATCH if any(row.scope == names.IN_BATCH for row in measured) else names.WHOLE_SET
     of = {row.figure: row for row in measured if (row.over, row.k, row.scope) == (names.AVERAGE, 1, scope)}
     trained, r1 = of[TRAINED].recall, "R@1"
-    start = Beside(r1, trained, START, of[INITIAL].recall.value, of[GAIN].recall.side)
-    shown = [start, _against(r1, trained, CHANCE, of[TRAINED].chance)]
+    shown = [_against(r1, trained, CHANCE, of[TRAINED].chance)]
+    if experiment.takes_steps:  # else random heads, of which a closed form takes nothing: it starts from the tower
+        shown.insert(0, Beside(r1, trained, START, of[INITIAL].recall.value, of[GAIN].recall.side))
     for row in measured:
         if (row.figure, row.over, row.k) == (TRAINED, TOGETHER, 1):
             shown.append(_against("R@1 among the studies of all sites", row.recall, ORACLE, row.oracle))
     shown += _beside_tower(folder)
-    for name, other in _siblings(folder):
+    for name, other in sorted(siblings(folder).recalls.items()):
         alike = [row for row in other if _kind(row) == _kind(of[TRAINED])]
         shown += [_against(r1, trained, name, row.recall.value) for row in alike]
     return shown
@@ -250,31 +340,71 @@ def _beside_tower(folder: RunFolder) -> Iterator[Beside]:
             yield Beside(said, of[TRAINED + how], TOWER_ALONE, of[TOWER + how].value, of[GAIN + how].side, digits=3)
 
 
-def _siblings(folder: RunFolder) -> Iterator[tuple[str, list[Recall]]]:
-    """The recalls of the newest runs beside this one, on the same records, of sites alone and of pooled records."""
+@dataclass(frozen=True)
+class Siblings:
+    """The runs beside a run, on the same records, that it is held against."""
+
+    recalls: Mapping[str, list[Recall]]  # ALONE and POOLED, where there is such a run: those of the newest
+    unread: tuple[str, ...] = ()  # runs of which nobody can say whether they are one of these
+
+    @property
+    def said(self) -> str:
+        """Which runs are left out, in a sentence; "" for none."""
+        if not self.unread:
+            return ""
+        named = ", ".join(self.unread)
+        return f"left out, since their files cannot be read: {named}; restore or remove them, or compare without them"
+
+
+def siblings(folder: RunFolder) -> Siblings:
+    """Find the newest finished runs beside this one, of sites alone and of pooled records, that took steps.
+
+    Their configurations are read as text: what plugin or version another run needs is nothing to this one. A run whose
+    files cannot be read is left out and named.
+    """
     partition = noted_partition(folder).get("sha256")
-    for name, kind in ((ALONE, Local), (POOLED, Centralized)):
-        for path in sorted(folder.path.resolve().parents[1].glob(f"*/*/{PARTITION}"), reverse=True):
-            other = RunFolder(path.parent)
-            if path.parent == folder.path.resolve() or not other.model.exists():
-                continue
-            if read_json(path).get("sha256") == partition and isinstance(other.experiment().method, kind):
-                yield name, recalls.read(other)
-                break
+    newest: dict[str, list[Recall]] = {}
+    unread = []
+    for path in sorted(folder.path.resolve().parents[1].glob(f"*/*/{PARTITION}"), key=_age):
+        other = RunFolder(path.parent)
+        if path.parent == folder.path.resolve() or not other.model.exists():
+            continue
+        try:
+            if read_json(path).get("sha256") == partition and (name := _baseline(other)) not in ("", *newest):
+                newest[name] = recalls.read(other)
+        except (*UNREADABLE, CheckpointError):
+            unread.append(f"{path.parts[-3]}/{path.parts[-2]}")
+    return Siblings(newest, tuple(sorted(unread)))
+
+
+def _age(path: Path) -> float:
+    """Order by when a run began, the newest first."""
+    try:
+        return -path.stat().st_mtime
+    except OSError:  # it was removed since it was found
+        return 0.0
+
+
+def _baseline(other: RunFolder) -> str:
+    """Name what another run may be held against as; "" for a run of another method, and of 0 steps."""
+    experiment = read_json(other.config)["args"]
+    method, training, rounds = (experiment[name]["args"] for name in ("method", "training", "rounds"))
+    steps = method["local_steps"] or training.get("local_epochs", 0)
+    return BASELINES.get(experiment["method"]["path"], "") if steps and rounds["rounds"] else ""
 
 
 def lacking(folder: RunFolder) -> list[str]:
     """The commands of the runs that are not there to be held against: sites alone, and all records in one place."""
-    method, real = folder.experiment().method, folder.experiment().name in presets.OF_REAL_FILMS
-    there = {name for name, _ in _siblings(folder)}
+    experiment, there = folder.experiment(), siblings(folder).recalls
+    real = experiment.name in presets.OF_REAL_FILMS
     commands = []
-    for name, kind, preset in ((ALONE, Local, "local"), (POOLED, Centralized, "central" if real else "centralized")):
-        if name in there or isinstance(method, kind):
+    for kind, preset in ((Local, "local"), (Centralized, "central" if real else "centralized")):
+        name = BASELINES[name_of(kind)]
+        if name in there or isinstance(experiment.method, kind):
             continue
-        own = f"fedvlp simulate {preset}{'-real' * real}"
-        closed_form = not method.local_steps  # nothing to take as many steps as
-        terms = "with the --data and --set data.KEY=VALUE of this run" if closed_form else "--like RUN"
-        commands.append(f"{name}: {own} {terms}")
+        own = f"{preset}{'-real' * real}"
+        like = f"fedvlp simulate {own} --like {shlex.quote(str(folder.path))}"
+        commands.append(f"{name}: {like if experiment.takes_steps else on_records_of(own, experiment, folder.path)}")
     return commands
 
 

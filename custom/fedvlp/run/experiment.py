@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from fedvlp.core.method import Method
+from fedvlp.core.method import Method, SiteHooks, overridden
 from fedvlp.core.norm_statistics import AVERAGED, CHOICES
 from fedvlp.core.validate import require, require_name
 from fedvlp.data.screening import Source
@@ -53,11 +53,12 @@ class Partition:
     image_only: int = 0  # number of sites that lose their reports; order of the sites: paired, image-only, text-only
     text_only: int = 0  # number of sites that lose their images
     public: float = 0.0  # share of the patients of every split, 0 to below 1, who form the public set, at no site
-    retrieve: bool = False  # copy a report of the public set to records without one (data/report_imputation.py)
+    retrieve: int = 0  # reports of the public set for a record without one, found by labels (data/report_imputation.py)
     left_out: str = ""  # sites that take no part and that the model is evaluated on (leave one site out): "a,b"
 
     def __post_init__(self) -> None:
-        for name in ("image_only", "text_only"):
+        object.__setattr__(self, "retrieve", int(self.retrieve))  # true in an older file is 1
+        for name in ("image_only", "text_only", "retrieve"):
             require(getattr(self, name) >= 0, f"partition.{name} is {getattr(self, name)}; it must not be negative")
         require(self.unit in ("study", "patient"), f"partition.unit is {self.unit!r}; choose study or patient")
         require(0 <= self.public < 1, f"partition.public is {self.public}; it must be in [0, 1)")
@@ -117,6 +118,14 @@ class Experiment:
     def crops_centres(self) -> bool:
         """Whether every image is cropped at the centre, since its tokens are all that training reads of it."""
         return self.training.cache_features and frozen_features.frozen_whole(self.model)
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether a site takes an optimiser step in some round; a closed form takes none."""
+        method, rounds = self.method, range(self.rounds.rounds)
+        if self.training.local_epochs or "batches" in overridden(method, SiteHooks):
+            return bool(rounds)
+        return any(method.steps(phase) for round in rounds for phase in method.phases(round))
 
     def pinned(self) -> Experiment:
         """The same with the checksum of every weights that models start from. Raises InitialWeightsError."""

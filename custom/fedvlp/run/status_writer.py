@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from fedvlp.core.checkpoint import CheckpointError, save_json
+from fedvlp.core.disk import is_full
 from fedvlp.core.method import Method
 from fedvlp.core.metric_keys import loss_term
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, Broadcast, Reply
 from fedvlp.evaluation.metric_names import AVERAGE, WORST, over_sites, recall
 from fedvlp.federation.loop import QuorumLostError, Rounds
+from fedvlp.federation.site import reason
 from fedvlp.federation.wire import Exchange
 from fedvlp.run.metrics import Record, by_site, overall
-from fedvlp.run.status import FAILED, FINISHED, RUNNING, SCHEMA, STOPPED, rounded, summary
+from fedvlp.run.status import FAILED, FINISHED, PROCESS_FAILED, RUNNING, SCHEMA, STOPPED, rounded, summary
 
 # How far a run is, between its records: which sites have answered, and the steps of those that train.
 
@@ -115,6 +117,7 @@ class RunStatus:
         self._sites: dict[str, dict[str, Any]] = {}
         self._waits: dict[str, Any] = {}  # the phase under way, and whose answers it waits for
         self._told: dict[str, list[str]] = {}
+        self._cause, self._culprit = "", ""  # why FLARE ends the run, and the site that it ends it for
 
     def begin(self, method: Method, rounds: Rounds, server: Server, next_phase: int) -> None:
         """The run begins, or resumes, at that phase of the server's round."""
@@ -168,15 +171,26 @@ class RunStatus:
         told |= {"phases_done": every - self._left, "phases": every}
         self._facts = told | {"answered": len(record["sites"]), "dropped": len(record["dropped"])} | _overall(record)
 
+    def ends(self, cause: str, site: str = "") -> None:
+        """FLARE ends the run, now, because of that, and because of that site where it is one."""
+        at = self._waits or self._facts
+        where = f" in round {at['round']}, {at['phase']}" if at else ""
+        self._cause, self._culprit = f"{cause}{where}", site
+
     def content(self, status: str = RUNNING, reason: str = "") -> dict[str, Any]:
         """All fields, as the file and FLARE's console have them."""
         seconds = self._now() - self._began
+        sites = self._sites
         fields: dict[str, Any] = {"schema": SCHEMA, "status": status, "reason": rounded(reason), **self._facts}
         fields["seconds"] = round(seconds, 1)
         if status == RUNNING and self._done:
             fields["seconds_left"] = round(seconds / self._done * self._left, 1)
         fields["updated"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        for name, told in (("under_way", self._waits), ("sites", self._sites)):
+        if self._cause and status != FINISHED:
+            fields["cause"] = self._cause
+            if self._culprit in sites:
+                sites = {**sites, self._culprit: {**sites[self._culprit], "state": PROCESS_FAILED}}
+        for name, told in (("under_way", self._waits), ("sites", sites)):
             if told:
                 fields[name] = told
         fields |= self._told
@@ -194,6 +208,14 @@ class RunStatus:
         else:
             self._write(status, reason)
 
+    def fail(self, error: Exception) -> None:
+        """Writes that the run failed: of a disk that took no more all there is to say, of any other error the type.
+
+        The file goes to the lead, and other texts are worded for the log of this machine.
+        """
+        said = reason(error) if isinstance(error, CheckpointError) or is_full(error) else type(error).__name__
+        self.end(FAILED, said)
+
     def _write(self, status: str, reason: str) -> None:
         try:
             save_json(self.file, self.content(status, reason))
@@ -209,7 +231,7 @@ class RunStatus:
             self.end(STOPPED, str(error))
             raise
         except Exception as error:
-            self.end(FAILED, type(error).__name__)
+            self.fail(error)
             raise
         except BaseException:
             self.end(STOPPED, "it was interrupted; resume it")

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.types import State
-from fedvlp.evaluation import distortion
 from fedvlp.evaluation.classification import roc
 from fedvlp.evaluation.intervals import Interval, area_of, bootstrap, macro
 from fedvlp.evaluation.output import write_csv
 from fedvlp.evaluation.zero_shot import (
     Embeddings,
     ZeroShot,
+    absent_texts,
     class_scores,
     class_texts,
     prompts,
@@ -30,7 +30,7 @@ from fedvlp.evaluation.zero_shot import (
 )
 from fedvlp.run import measurements
 from fedvlp.run.compare import INITIAL, FinishedRun
-from fedvlp.run.evaluate import loader
+from fedvlp.run.evaluate import load_shared, loader
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.model_use import told_apart
 from fedvlp.run.recalls import TRAINED
@@ -83,22 +83,23 @@ def measure(folder: RunFolder, run: FinishedRun | None = None) -> Path | None:
 def _areas(run: FinishedRun, protocol: ZeroShot, name: str, own: Mapping[str, State], state: State) -> Iterator[Area]:
     """The AUCs of a site's ``own`` model, or else of ``state``, at every site."""
     torch.set_num_threads(run.experiment.training.threads)
-    load = distortion.load if name == INITIAL else loader(run.assembly)
+    load = load_shared if name == INITIAL else loader(run.assembly)
     sentences = [
         {of: prompts(of, protocol.prompts, seed) for of in protocol.classes} for seed in protocol.seeds
     ]  # of each seed, by class
     cohort = run.assembly.cohort
     columns = [cohort.label_names.index(of) for of in protocol.classes]
-    one_model = not own and load is distortion.load  # the same at every site, and so are the vectors of its prompts
+    one_model = not own and load is load_shared  # the same at every site, and so are the vectors of its prompts
     texts: list[Embeddings] = []
+    absent: Tensor | None = None
     for site, data in run.data.items():
         client = run.assembly.client(site, data)
         load(client, own.get(site, state), site)
         client.model.eval()
         image = test_images(client, data, protocol.batch_size)
         if not (texts and one_model):
-            texts = [class_texts(client, one)[1] for one in sentences]
-        scores = [class_scores(image, of_seed, protocol.ensemble).cpu() for of_seed in texts]
+            texts, absent = [class_texts(client, one)[1] for one in sentences], absent_texts(protocol, client)
+        scores = [class_scores(image, of_seed, protocol.ensemble, absent).cpu() for of_seed in texts]
         labels = test_labels(data, protocol.batch_size)[:, columns]
         imaged = torch.from_numpy(cohort.has_image()[cohort.rows("test", site)])
         yield from _of_site(name, site, protocol.classes, torch.stack(scores), labels, imaged, run.patients[site])

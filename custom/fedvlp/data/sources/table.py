@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from fedvlp.data import delimited, report_text
-from fedvlp.data.burned_in import SEARCH, check_choice
+from fedvlp.data.burned_in import REASON, SEARCH, check_choice
 from fedvlp.data.cache import ImageCache
 from fedvlp.data.cache_build import SERIAL, Building
 from fedvlp.data.cohort import Cohort, digest
@@ -23,9 +23,9 @@ from fedvlp.data.labels import ONE_CLASS, findings_in, separator_of
 from fedvlp.data.masks import read_masks
 from fedvlp.data.record_ids import mangled, normalised, one_number
 from fedvlp.data.report_text import is_rtf, lacks_letters, plain
-from fedvlp.data.screening import DataSource, Screened, searched
+from fedvlp.data.screening import BY_VIEW, DataSource, Screened, searched
 from fedvlp.data.sentences import SentenceTable, read_sentence_table
-from fedvlp.data.subgroups import AGE, VIEW, table_of
+from fedvlp.data.subgroups import AGE, VIEW, table_of, view_of
 from fedvlp.data.table_files import as_csv
 
 log = logging.getLogger(__name__)
@@ -237,9 +237,16 @@ class TableSource(DataSource):
         summary |= {name: count for name, count in fallbacks.items() if count}
         summary |= {"skipped: at sites below min_site_size": few} if (few := len(readable) - len(used)) else {}
         summary |= {f"skipped: {reason}": len(numbers) for reason, numbers in sorted(skips.rows.items())}
+        summary |= self._views_with_text([rows[row] for row, reason in images.skipped.items() if reason == REASON])
         summary |= unsearched(self.burned_in, len(readable), "table")
         log.info("table source: %s", ", ".join(f"{name} {count}" for name, count in summary.items()))
         return cohort, summary
+
+    def _views_with_text(self, rows: Sequence[Row]) -> dict[str, int]:
+        """Count the rows of images with burned-in text by view, where the table says that."""
+        views = Counter(view_of(row.get(self.view_column, "")) or "not known" for row in rows)
+        known = set(views) - {"not known"}
+        return {f"{BY_VIEW}{view}": count for view, count in sorted(views.items())} if known else {}
 
     def _check(self) -> None:
         if self.root and not Path(self.root).is_dir():
