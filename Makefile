@@ -71,6 +71,7 @@ nightly: $(VENV)/tools
 	$(BIN)/python -m pytest -n 4 -m slow
 	$(GERMAN) || { mkdir -p $(LOCALES) && localedef -i de_DE -f UTF-8 $(LOCALES)/de_DE.UTF-8; }
 	umask 077 && { $(GERMAN) || export LOCPATH=$(LOCALES); } && LOCALE=de_DE.UTF-8 LC_ALL=de_DE.UTF-8 TZ=Asia/Kolkata RANDOM_ORDER=$(ORDER) $(BIN)/python -m pytest -n 2 -m "not slow"
+	REQUIRE='no Python' $(BIN)/python -m pytest tests/test_python_versions.py
 	LOCALE=C LC_ALL=C RANDOM_ORDER=$(ORDER) $(BIN)/python -m pytest -n 2 -m "not slow"
 	$(MAKE) mutants
 

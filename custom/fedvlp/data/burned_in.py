@@ -92,8 +92,8 @@ def may_identify(word: str, confidence: float) -> bool:
         return False
     if not plain.isalpha():
         return True
-    parts = re.split(r"[\W_]+", word.upper())
-    return not _is_marker(plain.upper()) and not all(len(part) < LETTERS or _is_marker(part) for part in parts)
+    said = re.split(r"[\W_]+", word.upper())
+    return not _is_marker(plain.upper()) and not all(len(one) < LETTERS or _is_marker(one) for one in said)
 
 
 def _is_marker(word: str) -> bool:
