@@ -42,7 +42,7 @@ def faults(wheel: Path, folder: Path, package: Path | None = None) -> Iterator[s
         package: fedvlp's own, where it is not in ``folder``.
     """
     package = package or folder / "fedvlp"
-    yield from (f"not the wheel's: {name}" for name in _differing(wheel, package))
+    yield from (f"not the wheel's: {name}" for name in differing_files(wheel, package))
     listed = _listed(folder)
     for path in _importable(folder):
         if path.name.partition(".")[0] in AT_EVERY_START:
@@ -57,7 +57,7 @@ def faults(wheel: Path, folder: Path, package: Path | None = None) -> Iterator[s
                 yield f"{kind}: {os.path.relpath(file, below)}"
 
 
-def _differing(wheel: Path, package: Path) -> list[str]:
+def differing_files(wheel: Path, package: Path) -> list[str]:
     """The files of the fedvlp in ``package`` that are not those of ``wheel``: altered, missing, or in none."""
     with zipfile.ZipFile(wheel) as archive:
         wanted = {name: archive.read(name) for name in archive.namelist() if name.startswith("fedvlp/")}
