@@ -146,9 +146,11 @@ class _Jobs(socketserver.ThreadingUnixStreamServer):
             raise JobRequestError("the request is none that SiteJobLauncher makes: a job's id, a port, an environment")
         options = {"-m": str(self.kit), "-w": str(self.kit / "startup"), "-n": job, **_own_options(self.kit, port)}
         app = self.kit / job / f"app_{options['-c']}"
-        if app.resolve() != app:
-            raise JobRequestError("the job's folder is a link")
-        why = "it brings code" if os.path.lexists(app / "custom") else JobCheck("client").validate(str(app))[0]
+        if app.resolve() != app or any(path.is_symlink() for path in app.parent.rglob("*")):
+            raise JobRequestError(
+                "there is a link in the job's folder, through which a job would read or write elsewhere"
+            )
+        why = "it brings code" if (app / "custom").exists() else JobCheck("client").validate(str(app))[0]
         if why:
             raise JobRequestError(why)
         settings = ("secure_train=true", f"uid={options['-c']}", "config_folder=config", "print_conf=True")
