@@ -289,6 +289,8 @@ class Assembly:
         """A client named ``name`` that trains the model of ``site`` (None: the server's) on ``data``."""
         model, objective = (module.to(self.experiment.training.torch_device()) for module in self.modules(site))
         client = Client(name, self.experiment.rounds.seed, model, objective, data, site_only=self.site_only(site))
+        choice, method = self.experiment.norm_statistics, self.experiment.method
+        client.own_norm = norm_statistics.of_own_model(choice, method, client.state())
         client.initial = lambda: self.initial(site)
         if self.experiment.training.cache_features and not self._frozen(site):
             client.fixed = FixedFeatures()

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedvlp.core import norm_statistics
 from fedvlp.core.client import TARGET, Client, named_state
+from fedvlp.core.device import to_host
 from fedvlp.core.method import sends, stays_initial
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
@@ -107,12 +108,23 @@ def models_at_sites(assembly: Assembly, state: State) -> dict[str, State]:
     """Site -> the whole model in its memory, for methods that leave models at the sites (Local); else none.
 
     Where sites send weights, a whole model in a memory is none that a site ends with: FedMOON's is what its contrast
-    compares with.
+    compares with. Running statistics are those that the site measures the model with (``norm_statistics.estimate``).
     """
     if sends(assembly.experiment.method, state):
         return {}
     memories = {site: assembly.memory(site).newest() for site in assembly.sites()}
-    return {site: memory for site, memory in memories.items() if memory.keys() == state.keys()}
+    whole = {site: memory for site, memory in memories.items() if memory.keys() == state.keys()}
+    return {site: _with_statistics(assembly, site, memory) for site, memory in whole.items()}
+
+
+def _with_statistics(assembly: Assembly, site: str, own: State) -> State:
+    """A site's own model with the statistics that it estimates; as it is where it estimates none."""
+    client = assembly.client(site, assembly.data(site), site)
+    if not client.own_norm:
+        return own
+    client.load(client.here(own))
+    norm_statistics.estimate(client)
+    return to_host({name: tensor.clone() for name, tensor in client.state().items()})
 
 
 def last_server(folder: RunFolder) -> Server:
