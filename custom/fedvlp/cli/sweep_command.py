@@ -70,7 +70,7 @@ def sweep(
 
     console = Console(markup=False, highlight=False)
     values = of.grid_of(grid or [])
-    of_data = [f"data.{option}" for option in OPTION.split(data or "")[1:]]
+    of_data = [f"data.{option}" for option in OPTION.split(data or "")[1:] if option]
     of.refuse_own([*values, *(setting.partition("=")[0] for setting in [*(settings or []), *of_data])])
     asked = {preset: configured(preset, data, sites, settings, site, cache) for preset in presets}
     every, wanted = of.variants(asked, values), seeds_of(seeds)

@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from fedvlp.core.validate import require
 from fedvlp.data import delimited, report_text
 from fedvlp.data.burned_in import REASON, SEARCH, check_choice
 from fedvlp.data.cache import ImageCache
@@ -208,6 +209,7 @@ class TableSource(DataSource):
         rows, files = self._select(table, present, self.folder(), skips)
         skips.check()  # before hours of decoding
         self._check_findings(rows)
+        self._check_splits(rows, present)
         reported = rows[:most] if self.report_column else []
         texts = [row[self.report_column] for row in reported]
         phi = searched(self.cache, texts, (row[_NUMBER] for row in reported))
@@ -334,6 +336,23 @@ class TableSource(DataSource):
                 f"cells, with {mark!r} between them; set label_separator to it, or to {ONE_CLASS} where each such cell "
                 "is a class of its own"
             )
+
+    def _check_splits(self, rows: list[Row], present: set[str]) -> None:
+        """Raises ValueError, before an image is decoded, where a patient's rows are in more than one split."""
+        if self.split_column not in present:
+            return
+        first: dict[str, Row] = {}
+        crossing: dict[str, str] = {}  # patient -> two rows of unlike splits
+        for row, patient in zip(rows, self._people(rows, present).patients, strict=True):
+            before, split = first.setdefault(patient, row), _SPLITS[row[self.split_column].lower()]
+            if split != (other := _SPLITS[before[self.split_column].lower()]):
+                crossing.setdefault(patient, f"row {before[_NUMBER]} ({other}) and row {row[_NUMBER]} ({split})")
+        require(
+            not crossing,
+            f"table source: {len(crossing)} of {len(first)} patients are in more than one split, e.g. "
+            f"{', '.join(list(crossing.values())[:3])} are one patient's. Give each patient one split in the column "
+            f"{self.split_column!r}, or have patients drawn: data.split_column= (nothing behind it)",
+        )
 
     def _select(self, table: list[Row], present: set[str], root: Path, skips: _Skips) -> tuple[list[Row], list[Path]]:
         """The usable rows, with the keys ``_ID`` and ``_TEXT`` added, and their image files."""
