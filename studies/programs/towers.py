@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from fedvlp import __version__
 from fedvlp.core.client import OBJECTIVE
-from fedvlp.core.types import MODALITIES, group
+from fedvlp.core.types import group
 from fedvlp.core.validate import require
 from fedvlp.data.loader import SiteData
 from fedvlp.evaluation import metric_names as names
@@ -104,8 +104,8 @@ def held_out(assembly: Assembly, model: Any) -> dict[str, float]:
 
 
 def _has_pairs(data: SiteData, count: int) -> bool:
-    """Whether so many records are held out, with images and reports among them."""
-    return data.sizes.get(SPLIT, 0) >= count and data.modalities_in(SPLIT) == MODALITIES
+    """Whether so many pairs are held out."""
+    return len(data.having(SPLIT)) >= count
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ alone. A chest X-ray has a side, so it is not flipped; it has no colour; and blu
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -117,6 +118,9 @@ class OnViews(ObjectiveModule):
         if output.views is None:
             return terms
         return terms | {name: self.weight * term for name, term in self.compare(output.views, batch).items()}
+
+    def takes(self, modalities: Sequence[str]) -> bool:
+        return "image" in modalities and (self.weight > 0 or "text" in modalities)
 
     def compare(self, views: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The self-supervised terms of the model's ``views`` [B, V, M, W]."""

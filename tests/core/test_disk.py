@@ -12,7 +12,7 @@ import pytest
 from safetensors import SafetensorError
 from support.full_disk import SmallDisk, on_small_disk
 
-from fedvlp.core.disk import fullest, is_full, room
+from fedvlp.core.disk import free_space, fullest, is_full
 
 
 @pytest.mark.parametrize(
@@ -42,16 +42,17 @@ def on_disk(monkeypatch: pytest.MonkeyPatch, free: int, files: int = 9) -> None:
 def test_what_is_missing_is_what_is_needed_less_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """3 x 4,096 = 12,288 of 190,000: 177,712 are missing. A folder that does not exist yet lies on the disk above."""
     on_disk(monkeypatch, 3)
-    assert room(Path("/not/there"), 190_000) == "12,288 bytes are free on /, 177,712 are missing"
-    assert room(Path("/not/there")) == "12,288 bytes are free on /"
+    assert free_space(Path("/not/there"), 190_000) == "12,288 bytes are free on /, 177,712 are missing"
+    assert free_space(Path("/not/there")) == "12,288 bytes are free on /"
 
 
 def test_where_there_is_room_the_number_of_files_or_a_quota_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     on_disk(monkeypatch, 3, files=0)
-    assert room(Path("/"), 7) == "12,288 bytes are free on /, but it has as many files as it can"
+    assert free_space(Path("/"), 7) == "12,288 bytes are free on /, but it has as many files as it can"
     on_disk(monkeypatch, 3)
     assert (
-        room(Path("/"), 7) == "12,288 bytes are free on / by now; if that is enough, a quota of this account is used up"
+        free_space(Path("/"), 7)
+        == "12,288 bytes are free on / by now; if that is enough, a quota of this account is used up"
     )
 
 

@@ -157,16 +157,43 @@ def test_a_missing_modality_is_a_missing_key() -> None:
     assert whole.read == []  # type: ignore[attr-defined]
 
 
-def test_a_row_without_an_image_at_a_site_that_has_some_is_black() -> None:
-    records = cohort(3).without(reports=np.zeros(3, dtype=bool), images=np.array([False, True, False]))
-    data = SiteData(records, {"train": np.arange(3)}, tokenize, 8)
+def mixed(kinds: str) -> SiteData:
+    """Records with both halves, an image or a report alone, by their letters b, i, r; the image of row n is all n."""
+    lost = [np.array([kind == other for kind in kinds]) for other in "ir"]
+    records = cohort(len(kinds)).without(reports=lost[0], images=lost[1])
+    return SiteData(records, {"train": np.arange(len(kinds))}, tokenize, 8)
+
+
+def test_a_batch_ends_where_records_have_other_halves() -> None:
+    """So that no tower sees a black image or an empty report in the place of one that is not there."""
+    data = mixed("bbrib")
     assert data.modalities == ("image", "text")
-    (batch,) = data.batches("train", 3, drop_last=False)
-    assert batch["image"].amax(dim=(1, 2, 3)).tolist() == pytest.approx([-1, -1, 2 / 127.5 - 1])
+    batches = list(data.batches("train", 4, drop_last=False))
+    assert [batch["row"].tolist() for batch in batches] == [[0, 1], [2], [3], [4]]
+    assert [sorted(batch.keys() & {"image", "text"}) for batch in batches] == [
+        ["image", "text"], ["text"], ["image"], ["image", "text"]
+    ]  # fmt: skip
+    assert batches[2]["image"].flatten().unique().tolist() == pytest.approx([3 / 127.5 - 1])
+    for held, rows in (((), []), (("image",), [3]), (("text",), [2]), (("image", "text"), [0, 1, 4])):
+        assert data.having("train", held).tolist() == rows
+
+
+def test_an_epoch_of_training_has_each_kind_of_record_in_batches_of_its_own() -> None:
+    """Six pairs, three images and one report: three batches of pairs and one of images; one report is no batch."""
+    data = mixed("bibibibbbr")
+    batches = list(data.train_batches(8, 2, generator(1)))
+    for epoch in (batches[:4], batches[4:]):
+        rows = {"image text": [], "image": []}
+        for batch in epoch:
+            rows[" ".join(sorted(batch.keys() & {"image", "text"}))] += batch["row"].tolist()
+        assert sorted(rows["image text"]) == [0, 2, 4, 6, 7, 8]
+        assert len(set(rows["image"])) == 2
+        assert set(rows["image"]) <= {1, 3, 5}
+    assert len({tuple(batch["row"].tolist()) for batch in batches}) > 5, "epochs are drawn anew"
 
 
 def test_images_in_colour_have_three_channels_and_the_crops_of_grey_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Red is what the grey image was, green half of it; a row without its image is black; so read batch by batch."""
+    """Red is what the grey image was, green half of it; a row without its image has none; so read batch by batch."""
     grey = cohort(4)
 
     def images(rows: np.ndarray) -> np.ndarray:
@@ -180,19 +207,19 @@ def test_images_in_colour_have_three_channels_and_the_crops_of_grey_ones(monkeyp
         monkeypatch.setattr(loader, "IN_MEMORY", memory)
         data, same = (SiteData(of, rows, tokenize, 8) for of in (coloured, plain))
         (one,), (other,) = data.train_batches(1, 4, generator(3)), same.train_batches(1, 4, generator(3))
-        assert one["image"].shape == (4, 3, 8, 8)
+        assert one["image"].shape == (3, 3, 8, 8)
         assert torch.equal(one["image"][:, :1], other["image"])
-        (whole,) = data.batches("train", 4, drop_last=False)
-        assert (whole["image"][:3, 0] > whole["image"][:3, 1]).all()
+        whole, bare = data.batches("train", 4, drop_last=False)
+        assert (whole["image"][:, 0] > whole["image"][:, 1]).all()
         assert (whole["image"][:, 2] == -1).all()
-        assert (whole["image"][3] == -1).all()
+        assert "image" not in bare
 
 
-def test_an_empty_report_has_its_first_token() -> None:
+def test_a_report_without_a_known_word_has_its_first_token() -> None:
     data = site([0, 1], [2], n=3, reports=["", "word", ""])
-    (batch,) = data.batches("train", 2, drop_last=False)
-    assert batch["text"][0].tolist() == [1] + [0] * (batch["text"].shape[1] - 1)
-    assert batch["text_mask"][0].tolist() == [True] + [False] * (batch["text"].shape[1] - 1)
+    empty, worded = data.batches("train", 2, drop_last=False)
+    assert "text" not in empty
+    assert "text" in worded
     assert data.modalities_in("val") == ("image",)
     assert "text" not in next(data.batches("val", 1, drop_last=False)), "a split without reports is no split of pairs"
 

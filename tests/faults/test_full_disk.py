@@ -314,7 +314,14 @@ def test_a_command_that_writes_says_which_disk_is_full(tmp_path: Path) -> None:
         commands = {
             "files of fedvlp": ("jobs", "export", "fedavg", str(disk.folder / "job")),
             "Python": ("new", "method", "my-own", "--into", str(disk.folder / "plugin")),
-            "safetensors": ("export", str(tmp_path / "model"), "--out", str(disk.folder / "out"), "--to", "monai-bundle"),
+            "safetensors": (
+                "export",
+                str(tmp_path / "model"),
+                "--out",
+                str(disk.folder / "out"),
+                "--to",
+                "monai-bundle",
+            ),
         }
         disk.fill()
         said = []

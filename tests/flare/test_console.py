@@ -20,7 +20,7 @@ from nvflare.fuel.hci.server.authz import AuthzFilter
 from nvflare.fuel.hci.server.constants import ConnProps
 from nvflare.fuel.hci.server.reg import ServerCommandRegister
 from nvflare.fuel.sec.audit import Auditor, AuditService
-from nvflare.fuel.sec.authz import AuthorizationService
+from nvflare.fuel.sec.authz import AuthorizationService, AuthzContext, Person
 from nvflare.private.fed.server.admin import FedAdminServer
 from nvflare.private.fed.server.server_cmd_modules import ServerCommandModules
 from nvflare.private.fed.server.server_engine import ServerEngine
@@ -30,7 +30,7 @@ from nvflare.widgets.info_collector import InfoCollector
 from fedvlp.flare import audit_log
 from fedvlp.flare.console import OPEN, CommandRate, bound_commands
 
-POLICY = Path(__file__).parents[2] / "provisioning" / "server" / "authorization.json"
+PROVISIONING = Path(__file__).parents[2] / "provisioning"
 JOB = "0c7d1f2a-0000-4000-8000-000000000002"
 ROLES = {  # role: name, organisation
     "project_admin": ("admin", "consortium"),
@@ -67,6 +67,25 @@ MEANT = {
 """Who may give which command at the server; nobody any other one."""
 
 
+OPERATE = ("sys_info", "configure_site_log", "report_resources", "report_env", "shutdown", "restart")
+SHELL = ("cat", "grep", "head", "ls", "pwd", "tail")  # which no site's perimeter lets through unless it says so
+OPERATE_ITSELF = ("remove_client", "disable_client", "enable_client")  # of FLARE's server alone, no site is asked
+AT_SITES = {
+    **dict.fromkeys(("check_status", "show_scopes", "list_jobs", "get_job_meta"), EVERYBODY | {"its own org_admin"}),
+    **dict.fromkeys(("show_stats", "show_errors", "reset_errors"), EVERYBODY | {"its own org_admin"}),
+    **dict.fromkeys((*OPERATE, *OPERATE_ITSELF), ADMIN | {"its own org_admin"}),
+    **dict.fromkeys(SHELL, frozenset({"its own org_admin"})),
+    "submit_job": LEADS | {"another lead"},
+    **dict.fromkeys(("abort_job", "delete_job", "download_job", "configure_job_log", "clone_job"), LEADS),
+}
+"""Whom a hospital's own rules let ask it, of a job that the lead submitted; the lead is of another organisation."""
+
+
+def rules(side: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((PROVISIONING / side / "authorization.json").read_text())
+    return content
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[FedAdminServer]:
     """FLARE's own server of the console, with all modules that FLARE registers."""
@@ -86,7 +105,7 @@ def server(tmp_path: Path) -> Iterator[FedAdminServer]:
     engine.run_processes = {JOB: {}}
     engine.validate_targets.return_value = ([SimpleNamespace(name="site-1", token="t")], [])
     made = FedAdminServer(Mock(), engine, ServerCommandModules.cmd_modules, "/nowhere", "/nowhere")
-    patch.setattr(AuthorizationService, "the_authorizer", FLAuthorizer("consortium", json.loads(POLICY.read_text())))
+    patch.setattr(AuthorizationService, "the_authorizer", FLAuthorizer("consortium", rules("server")))
     yield made
     made.cmd_reg.close()
     patch.undo()
@@ -150,3 +169,19 @@ def test_every_command_is_given_by_those_for_whom_it_is_meant(server: FedAdminSe
     given = {name: {role for role in ROLES if may(server, name, role)} for name in asked}
     assert given == {name: set(MEANT.get(name, ())) for name in asked}
     assert MEANT.keys() <= given.keys(), "FLARE has no longer such a command"
+
+
+def test_a_site_asks_its_own_rules_for_each_of_them(server: FedAdminServer) -> None:
+    """FLARE's server leaves it to the sites where a command is for them."""
+    site = FLAuthorizer("st_anna", rules("site"))
+    submitter = Person("lead", "consortium", "lead")
+    people = ROLES | {"its own org_admin": ("it", "st_anna")}
+
+    def may_ask(command: str, who: str) -> bool:
+        name, org = people[who]
+        person = Person(name, org, who.removeprefix("another ").removeprefix("its own "))
+        return bool(site.authorize(AuthzContext(command, person, submitter))[0])
+
+    asked = commands(server).keys() - OPEN
+    given = {name: {who for who in people if may_ask(name, who)} for name in asked}
+    assert given == {name: set(AT_SITES.get(name, ())) for name in asked}

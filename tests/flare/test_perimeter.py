@@ -205,7 +205,7 @@ def validated(meta: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[bool, str]:
     bound_submissions()
     content = BytesIO()
     with ZipFile(content, "w") as job:
-        job.mkdir("job/app/config/")
+        job.writestr("job/app/config/", "")
         for name in ("config_fed_server", "config_fed_client"):
             job.writestr(f"job/app/config/{name}.json", "{}")
         job.writestr("job/meta.json", json.dumps(meta))
@@ -458,7 +458,7 @@ def test_what_the_server_takes_from_outside(lines: list[dict[str, str]]) -> None
         (SITE_JOB, SERVER_JOB, CellChannel.SERVER_COMMAND, "get_task", True),
         (SITE_JOB, SERVER_JOB, CellChannel.SERVER_COMMAND, "abort", False),
         (SITE_JOB, SERVER_JOB, CellChannel.AUX_COMMUNICATION, "fed.event", True),
-        (SITE_JOB, "site-1", CellChannel.CLIENT_MAIN, TrainingTopic.NOTIFY_JOB_STATUS, True),
+        (SITE_JOB, "site-1", CellChannel.CLIENT_MAIN, TrainingTopic.NOTIFY_JOB_STATUS, False),  # it asks it itself
     ]:
         for streamed in [False, True]:
             message = from_outside(channel, topic, to=to, **sender)
@@ -717,6 +717,15 @@ def test_nobodys_messages_but_the_servers_reach_a_site(here: Hospitals, user: st
 @pytest.mark.parametrize("policy", ["privacy-dp.json", "privacy-he.json"])
 def test_a_policy_of_noise_or_encryption_changes_nothing_of_that(here: Hospitals, policy: str) -> None:
     here.adopt(policy)
+    for name, program in (("localhost", "server_train"), ("site-1", "client_train")):
+        (port,) = ports(here, str(here.kits / name), program)
+        speaks = {
+            "port": port,
+            "cell": f"{name}.x",
+            "token": signed(here),
+            "messages": [("site-1", "admin", "sys.info")],
+        }
+        assert lacking() or said_to_nobody([speaks]) == [ReturnCode.TARGET_UNREACHABLE]
     with intruder(here) as sender, refused(here, ["localhost"], f"through certificate {MEMBER}: ") as count:
         count.append(sender.everything())
     here.adopt("privacy.json")

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.halves import experiment as experiment_of_halves
+from support.halves import table as table_of_halves
 from support.short_jobs import of_its_sites
 from support.simulator import assert_same_metrics, simulator
 from support.toy import same_bytes
@@ -30,7 +32,7 @@ from fedvlp.run.site_sources import SiteSources
 
 pytestmark = pytest.mark.slow(seconds=50)
 
-EIGHT_BIT = {"wire.difference": "true", "wire.skip_unchanged": "true", "wire.down": "int8", "wire.up": "int8"}
+EIGHT_BIT = {"wire.down": "bfloat16", "wire.up": "int8"}
 ADAPTERS = {"model.adapters": "lora", "model.adapter_layers": "every", "model.adapter_private": "true"}
 OWN_NORM = {"model.head_norm": "batch", "norm_statistics": "site"}
 SERVER_TRAINS = {"method.local_epochs": 1, "method.server_steps": 2, "method.distil_steps": 2}
@@ -96,6 +98,22 @@ def test_sites_and_server_that_name_a_public_set_are_the_engine_that_has_all_rec
     assert flare.model.read_bytes() == engine.model.read_bytes()
     assert_same_metrics(flare, engine)
     same_bytes(*(Server.load(folder.checkpoint)[0].memory for folder in (flare, engine)))
+
+
+LENT = {"partition.retrieve": "true", "partition.left_out": "texts"}
+
+
+@pytest.mark.parametrize(("name", "settings"), [("car-mfl", {}), ("creamfl", {}), ("pms-fm", LENT), ("fedcca", LENT)])
+def test_hospitals_that_lack_a_half_are_the_engines(name: str, settings: dict[str, str], tmp_path: Path) -> None:
+    """From one table with pairs, images, reports, a hospital of all three, and a public set."""
+    chosen = experiment_of_halves(name, table_of_halves(tmp_path / "data"), **settings)
+    engine = RunFolder.create(tmp_path / "engine", chosen)
+    simulate(chosen, engine)
+    done = simulator(write_job(chosen, tmp_path / "job"), tmp_path, 2)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    flare = RunFolder(tmp_path / "runs" / name / "001")
+    assert flare.model.read_bytes() == engine.model.read_bytes()
+    assert_same_metrics(flare, engine)
 
 
 def test_a_lost_quorum_fails_the_job_and_the_same_job_resumes(tmp_path: Path) -> None:

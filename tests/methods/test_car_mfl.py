@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.toy import Fuse, World, aggregate, forked, same_bytes
+from support.toy import Fuse, Pairs, World, aggregate, forked, same_bytes
 from support.toy_multimodal import aggregated, labelled, mixed, paired, world
 
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import EVALUATE, MODALITIES, Broadcast, State, Update, modality
+from fedvlp.core.types import EVALUATE, MODALITIES, Batch, Broadcast, State, Update, modality
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.site import Site
-from fedvlp.methods.car_mfl import CARMFL, MET, PARTNERS, ROUNDS, SHOWN, distinct, features, noted
+from fedvlp.methods.car_mfl import CARMFL, COMPLETE, MET, PARTNERS, ROUNDS, SHOWN, distinct, features, noted
 from fedvlp.methods.mfedavg import MFedAvg
 
 LINEAR = CARMFL(local_steps=2, renorm="linear")
@@ -127,6 +127,50 @@ def test_a_paired_site_retrieves_nothing() -> None:
     assert client.memory == {}
     batch = next(client.data.batches("train", 4, drop_last=False))
     assert LINEAR.complete(client, batch, message) is batch
+
+
+class OfBoth(Pairs):
+    """Records that stand alone beside pairs: the first four images, the next three pairs, the rest reports."""
+
+    FIRST, LAST = 4, 7
+
+    def having(self, split: str, modalities: Sequence[str] = MODALITIES) -> torch.Tensor:
+        of = {("image",): range(self.FIRST), MODALITIES: range(self.FIRST, self.LAST)}
+        rows = of.get(tuple(modalities), range(self.LAST, self.num_train))
+        return torch.tensor(rows if split == "train" else ())
+
+    def batches(
+        self, split: str, batch_size: int, *, drop_last: bool, rows: torch.Tensor | None = None
+    ) -> Iterator[Batch]:
+        """One of each kind, as of the rows that are asked for."""
+        rows = torch.arange(self.num_train) if rows is None else rows
+        for held in (("image",), MODALITIES, ("text",)):
+            chosen = rows[torch.isin(rows, self.having(split, held))]
+            if len(chosen):
+                batch = self._batch(split, chosen)
+                yield {name: t for name, t in batch.items() if name not in MODALITIES or name in held}
+
+
+def test_at_a_hospital_of_both_kinds_each_record_is_lent_what_it_alone_lacks() -> None:
+    """As at sites that have nothing but such records: they are sent features, this one makes the same itself."""
+    whole = labelled(3, 12)
+    both = OfBoth(*whole.content["train"])
+    both.labels = whole.labels
+    place = world(LINEAR, {"a": both, "b": labelled(1, 8, ("image",))})
+    found = partners(LINEAR, "a", place)
+    assert sent(place, "a").aux == {}, "it is a site with both modalities"
+    for held, rows in (("image", slice(0, 4)), ("text", slice(7, None))):
+        alone = Pairs(*(half[rows] for half in whole.content["train"]))
+        alone.labels, alone.modalities = whole.labels[rows], (held,)
+        expected = partners(LINEAR, "a", world(LINEAR, {"a": alone, "b": labelled(1, 8, ("image",))}))
+        assert found[rows].tolist() == expected.tolist()
+    assert found[4:7].tolist() == [COMPLETE] * 3
+    client = place.client("a")
+    LINEAR.receive(client, sent(place, "a"))
+    for batch in client.data.batches("train", 12, drop_last=False):
+        full = LINEAR.complete(client, batch, sent(place, "a"))
+        assert {*MODALITIES} <= full.keys()
+    assert LINEAR.figures(client, sent(place, "a")) == {"distinct_partners": 1.0}, "pairs have had none"
 
 
 def test_features_travel_only_where_records_are_completed() -> None:

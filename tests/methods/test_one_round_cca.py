@@ -341,6 +341,13 @@ def test_heads_that_are_not_linear_are_refused() -> None:
         replace(experiment, model=replace(experiment.model, head_hidden=256))
 
 
+def test_a_classifier_beside_alignment_modules_is_refused() -> None:
+    """Its heads would read what an alignment module makes, and whoever uses them reads the tower."""
+    experiment = get("one-round-reports-real")
+    with pytest.raises(ValueError, match=r"set model\.alignment to false"):
+        replace(experiment, model=replace(experiment.model, alignment=True))
+
+
 def test_noised_moments_are_clipped_as_one_and_still_give_heads() -> None:
     """The Gaussian mechanism of a site covers all five; noise that leaves covariances indefinite breaks nothing."""
     sent = moments(World(OneRoundCCA()).site("a").client)

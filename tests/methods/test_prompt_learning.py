@@ -282,7 +282,7 @@ def test_zero_shot_is_by_what_was_learned() -> None:
     client = one.client("a")
     client.model.eval()
     with torch.no_grad():
-        image = zero_shot.test_images(client, client.data, 4)
+        image = zero_shot.test_images(client, client.data, 4, None)
         vectors = client.model({"image": client.data.content["test"][0]}).image
         torch.testing.assert_close(image, client.extra.images(vectors))
         _, texts, _ = zero_shot.class_texts(client, {"Pneumonia": ("ignored",), "Edema": ("ignored",)})

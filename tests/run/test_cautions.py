@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from support.presets import SMALL
@@ -16,8 +17,10 @@ from fedvlp.federation.loop import Rounds
 from fedvlp.methods import Centralized, CreamFL, FedAvg, FedDRA
 from fedvlp.report.run_page import write
 from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
 from fedvlp.run.cautions import FILE, cautions, train_sizes
 from fedvlp.run.config import override
+from fedvlp.run.experiment import POOLED
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 from fedvlp.run.site_sources import SiteSources
@@ -137,7 +140,7 @@ def test_a_run_says_it_once_before_training_and_its_report_repeats_it(tmp_path: 
     assert order[0].partition(",")[0][1:] in write(folder).read_text(encoding="utf-8")
 
 
-def test_records_without_a_report_beside_pairs_are_said() -> None:
+def test_records_that_no_loss_is_for_are_said() -> None:
     """At their site, or where all are pooled; a site with films alone has no pairs, and takes part as it is."""
     first = np.flatnonzero(np.asarray(COHORT.sites) == "site-1")
     training = np.intersect1d(first, COHORT.rows("train"))
@@ -146,10 +149,16 @@ def test_records_without_a_report_beside_pairs_are_said() -> None:
     some[training[:3]] = True
     all_of_it[first] = True
     quiet = batches_of(2)
-    (said,) = cautions(quiet, COHORT.without(reports=some, images=none))
-    assert "count as pairs of which one half is empty: site-1 (3 records)" in said
-    assert cautions(quiet, COHORT.without(reports=all_of_it, images=none)) == []
     pooled = replace(quiet, method=Centralized(local_steps=1))
-    (said,) = cautions(pooled, COHORT.without(reports=all_of_it, images=none))
-    assert f"all sites together ({len(training)} records)" in said
-    assert cautions(pooled, COHORT) == []
+
+    def untrained(experiment: presets.Experiment, lost: np.ndarray) -> dict[str, int]:
+        data = SimpleNamespace(build=lambda: COHORT.without(reports=lost, images=none))
+        return Assembly(replace(experiment, data=data)).untrained()
+
+    assert untrained(quiet, some) == {"site-1": 3}
+    assert untrained(quiet, all_of_it) == {}, "there is no other record, and the method may have a loss for these"
+    assert untrained(pooled, all_of_it) == {POOLED: len(training)}
+    assert untrained(pooled, none) == {}
+    (said,) = cautions(quiet, COHORT, {"site-1": 3})
+    assert "leaves out records with an image or a report alone: site-1 (3 records)" in said
+    assert cautions(quiet, COHORT) == []

@@ -18,10 +18,10 @@ from fedvlp.core.types import EVALUATE
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import Centralized, FedAvg
+from fedvlp.methods import Centralized, FedAvg, Local
 from fedvlp.report.run_page import write
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.evaluate import Choices, zero_shot
+from fedvlp.run.evaluate import Choices, models_at_sites, zero_shot
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import by_site
@@ -148,3 +148,17 @@ def test_a_pooled_model_is_measured_with_statistics_of_each_site(tmp_path: Path)
         assert figures.items() <= last(folder)[site].items()
     client.load(state | own)
     assert Retrieval().measure(client.model, client.data, "test")["test/similarity"] != figures["test/similarity"]
+
+
+def test_a_model_that_stayed_at_its_site_is_read_with_what_it_was_measured_with(tmp_path: Path) -> None:
+    """The model in the site's memory has the statistics of its training; what it is used with are those estimated."""
+    folder = RunFolder.create(tmp_path, experiment(Local(local_steps=2)))
+    simulate(folder.experiment(), folder)
+    assembly = Assembly(folder.experiment(), folder.path)
+    own = models_at_sites(assembly, Server.load(folder.checkpoint)[0].state)
+    for site in SITES:
+        client = assembly.client(site, assembly.data(site))
+        for state, same in ((own[site], True), (assembly.memory(site).newest(), False)):
+            client.load(state)
+            figures = Retrieval().measure(client.model.eval(), client.data, "test")
+            assert (figures.items() <= last(folder)[site].items()) == same

@@ -68,7 +68,7 @@ def test_an_area_whose_negatives_are_of_one_patient_has_no_interval() -> None:
     """Else it would be exact: every resample with an AUC has that patient."""
     scores = torch.tensor([[[0.1, 0.1], [0.2, 0.2], [0.3, 0.3], [0.4, 0.4]]])
     labels = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
-    one, two = areas._of_site("trained", "a", ("x", "y"), scores, labels, torch.ones(4, dtype=torch.bool), "abcd")
+    one, two = areas._of_site("trained", "a", ("x", "y"), scores, labels, "abcd")
     assert (one.area.value, math.isnan(one.area.low), one.area.unsigned(2)) == (0.0, True, "0.00")
     assert not math.isnan(two.area.low)
 

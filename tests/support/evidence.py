@@ -9,6 +9,7 @@ GUARDS = """
 Network:
     flare/test_provisioned.py test_a_site_of_another_root_cannot_join
 Messages at a site:
+    faults/test_every_message.py
     flare/test_perimeter.py
     flare/test_tracking.py test_a_site_fires_no_event_at_the_server_but_its_figures
     deploy/test_site_doctor.py
@@ -213,7 +214,7 @@ S5, a tensor as the round; a name of 120 MB; a million metrics. It did: the run 
     faults/test_red_team.py test_no_site_hurts_the_run test_without_a_guard_an_update_gets_through
     core/test_gate.py test_refused
     core/test_aggregation.py test_what_no_file_holds_waits_in_memory_for_the_gate
-    faults/test_wire.py test_a_value_that_is_no_tensor_costs_its_site_alone_where_another_is_asked_again
+    faults/test_wire.py test_a_value_that_is_no_tensor_costs_its_site_alone
 S6, ciphertexts of zeros, noise, flipped bytes; values times 10,000. It did: the run ended; weights grew 7,600 times:
     flare/test_encryption.py test_a_bad_ciphertext_costs_its_site_the_round_and_not_the_run
         test_a_change_beyond_the_sites_own_limits_is_not_encrypted

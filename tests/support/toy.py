@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from fedvlp.core.client import Client, named_state
 from fedvlp.core.method import Method
-from fedvlp.core.norm_statistics import AVERAGED, site_only
+from fedvlp.core.norm_statistics import AVERAGED, of_own_model, site_only
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Batch, Broadcast, Reply, State, Update, VLOutput
+from fedvlp.core.types import MODALITIES, Batch, Broadcast, Reply, State, Update, VLOutput
 from fedvlp.federation.codec import PLAIN, Wire
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation, Rounds
@@ -123,6 +123,10 @@ class Pairs:
     def modalities_in(self, split: str) -> tuple[str, ...]:
         return self.modalities
 
+    def having(self, split: str, modalities: Sequence[str] = MODALITIES) -> Tensor:
+        """All, or none: they are of one kind."""
+        return torch.arange(self.sizes.get(split, 0) if {*modalities} == {*self.modalities_in(split)} else 0)
+
     def share_images(self, share: Any) -> None:
         """They are whole."""
 
@@ -181,6 +185,7 @@ class World:
         data = self.data.get(name, self.public)
         client = Client(name, self.rounds.seed, *self.modules(), data, public=self.public, site_only=self.site_only())
         client.public_id = self.public_id
+        client.own_norm = of_own_model(self.norm_statistics, self.method, client.state())
         client.initial = lambda: named_state(self.model(), self.objective())
         return client
 

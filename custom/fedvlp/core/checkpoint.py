@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedvlp.core.disk import is_full, room
+from fedvlp.core.disk import free_space, is_full
 from fedvlp.core.json_file import refuse_special
 from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import State
@@ -66,7 +66,7 @@ def _discard(temporary: Path) -> None:
 
 @contextlib.contextmanager
 def _discarded(temporary: Path) -> Iterator[None]:
-    """Around a write: what it leaves when it fails is removed before anybody asks how much room there is."""
+    """Around a write: what it leaves when it fails is removed before anybody asks how much space is free."""
     try:
         yield
     finally:
@@ -80,7 +80,7 @@ def unwritten(path: Path, error: Exception, size: int, intact: str = "") -> Chec
     """
     full = is_full(error)
     why = "the disk is full" if full else getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-    needs = f"it needs {size:,} bytes there" + (f": {room(path.parent, size)}" if full else "")
+    needs = f"it needs {size:,} bytes there" + (f": {free_space(path.parent, size)}" if full else "")
     intact = intact or ("The previous file" if path.exists() else "What was there")
     failure = CheckpointError(
         f"cannot write {path.name} in {path.parent}: {why}; {needs}. "

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from fedvlp.core.objective import ObjectiveModule
 from fedvlp.core.site_error import SiteError
-from fedvlp.core.types import Batch, State, VLOutput, group
+from fedvlp.core.types import MODALITIES, Batch, State, VLOutput, group
 
 OBJECTIVE = "objective."
 EXTRA = OBJECTIVE + "extra."
@@ -37,6 +37,10 @@ class Data(Protocol):
 
     def modalities_in(self, split: str) -> tuple[str, ...]:
         """The same of one split."""
+        ...
+
+    def having(self, split: str, modalities: Sequence[str] = MODALITIES) -> Tensor:
+        """Positions [n] int64 of the records of a split that have these of "image" and "text", and no other."""
         ...
 
     def train_batches(self, steps: int, batch_size: int, generator: Generator) -> Iterator[Batch]: ...
@@ -135,6 +139,7 @@ class Client:
     public_id: int = 0
     initial: Callable[[], State] | None = None  # the untrained weights, for sites that keep some of their own
     site_only: frozenset[str] = frozenset()  # tensors of the model that never leave the site (core/norm_statistics.py)
+    own_norm: frozenset[str] = frozenset()  # of a model that is the site's whole: the normalisation that it estimates
     counted: Callable[[], None] = lambda: None  # called after every optimiser step
     observer: GradientObserver | None = None  # gets the gradients' norms
     fixed: EncoderFeatures | None = None  # keeps what fixed encoders make of a record; None: they are run at every step

@@ -22,7 +22,7 @@ def is_full(error: BaseException | None) -> bool:
     return False
 
 
-def room(folder: Path, needed: int = 0) -> str:
+def free_space(folder: Path, needed: int = 0) -> str:
     """How many bytes are free on which disk, and how many of ``needed`` are missing.
 
     ``folder`` need not exist. What is free is what this account may use.
@@ -48,12 +48,12 @@ def _disk(folder: Path) -> tuple[Path, os.statvfs_result]:
     return mount, system
 
 
-def fullest(places: Iterable[Path]) -> str:
-    """That the disk is full, where nobody said which: the one of ``places`` that has the least room."""
+def fullest(folders: Iterable[Path]) -> str:
+    """That the disk is full, where nobody said which: the one of ``folders`` that has the least free space."""
     free = {}
-    for place in places:
+    for folder in folders:
         with contextlib.suppress(OSError, ValueError):  # no path of this machine
-            _, system = _disk(place)
-            free[place] = system.f_bavail * system.f_frsize
-    folder = min(free, key=free.__getitem__)
-    return f"the disk is full: {folder.absolute()}: {room(folder)}. Free space there, then do the same again"
+            _, system = _disk(folder)
+            free[folder] = system.f_bavail * system.f_frsize
+    least = min(free, key=free.__getitem__)
+    return f"the disk is full: {least.absolute()}: {free_space(least)}. Free space there, then do the same again"

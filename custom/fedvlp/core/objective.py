@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from torch import Generator, Tensor, nn
 
-from fedvlp.core.types import Batch, VLOutput
+from fedvlp.core.types import MODALITIES, Batch, VLOutput
 
-HOOKS = ("needs", "contrasts", "draw", "entropy", "after_step", "follow", "restart", "idle", "targets")
+HOOKS = ("needs", "takes", "contrasts", "draw", "entropy", "after_step", "follow", "restart", "idle", "targets")
 
 
 class ObjectiveModule(nn.Module):
@@ -30,6 +30,10 @@ class ObjectiveModule(nn.Module):
                 "fedvlp.core.objective.ObjectiveModule alone; derive it from that class"
             )
         return ObjectiveModule()
+
+    def takes(self, modalities: Sequence[str]) -> bool:
+        """Say whether there is a loss for records that have these of image and text, and nothing else."""
+        return set(self.needs) & {*MODALITIES} <= {*modalities}
 
     @property
     def draws(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.device import moved, prefetched, to_device
-from fedvlp.core.types import REPORT, Batch
+from fedvlp.core.types import DRAWN_REPORT, MODALITIES, Batch
 from fedvlp.data.cohort import Cohort, NoRecordsError, digest
 from fedvlp.data.sentences import units
 
@@ -25,6 +25,9 @@ BUCKET = 16
 """On a GPU the longest text of a batch is padded to a multiple of so many tokens: kernels for odd lengths are slower,
 
 and a compiled model is compiled anew for each. The towers do not see padding."""
+
+IMAGE, REPORT = 1, 2
+"""What a record has, as a sum."""
 
 Tokenize = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
 """Reports to token ids [N, T] int64 and mask [N, T] bool, True at real tokens, padded on the right.
@@ -55,17 +58,23 @@ class _Split:
     """The tensors of one split; a batch is one ``index_select`` of each."""
 
     size: int  # n
-    images: Callable[[Tensor], Tensor] | None  # positions [b] to uint8 [b, S, S] or [b, S, S, 3]; None: no images
-    text: Tensor | None  # [n, T] int64; None where no record of the split has a report
+    kinds: Tensor  # [n] int64: what each record has
+    images: Callable[[Tensor], Tensor]  # positions [b] to uint8 [b, S, S] or [b, S, S, 3]
+    text: Tensor  # [n, T] int64
     mask: Tensor  # [n, T] bool
     lengths: Tensor  # [n] int64, tokens up to the last real one
     labels: Tensor  # [n, L] float32
+
+    def kind(self, rows: Tensor) -> int:
+        """Say what ``rows`` [b], which are of one kind, have."""
+        return int(self.kinds[rows[0]])
 
 
 class SiteData:
     """The records of one site. A split is read and tokenised when it is first asked for, and stays in memory.
 
     Images that take more than ``IN_MEMORY`` are not held: each batch is then read from the cache's files.
+    All records of a batch have the same of image and report, and a batch lacks the keys of what they lack.
     Batches are on ``device``, by default the CPU. To a GPU images travel as the bytes that they are, a quarter of what
     the model reads, and are cropped and normalised there, by what is drawn here.
     ``modalities`` says which of "image" and "text" any of the site's records has; both at a site without records. A
@@ -157,24 +166,41 @@ class SiteData:
 
     def _train_batches(self, steps: int, size: int, generator: torch.Generator) -> Iterator[Batch]:
         split = self._split("train")
-        order, start = torch.empty(0, dtype=torch.int64), 0
+        epoch: list[Tensor] = []
         for _ in range(steps):
-            if start + size > len(order):
-                order, start = torch.randperm(self.num_train, generator=generator), 0
-            rows = order[start : start + size]
-            start += size
+            epoch = epoch or self._epoch(split.kinds, size, generator)
+            rows = epoch.pop(0)
             images = corners = None
-            if split.images is not None:
-                mine = slice(None) if self._share is None else self._share(size)
+            if split.kind(rows) & IMAGE:
+                mine = slice(None) if self._share is None else self._share(len(rows))
                 images = split.images(rows[mine])
-                corners = random_corners(images, size, self._input_size, generator)
+                corners = random_corners(images, len(rows), self._input_size, generator)
                 corners = None if corners is None else to_device(corners[:, mine].contiguous(), self._device)
-            batch = self._batch(split, rows, images) | self._drawn(rows, generator)
+            batch = self._batch(split, rows, images)
+            batch |= self._drawn(rows, generator) if "text" in batch else {}
             yield self._served(batch, partial(cropped, size=self._input_size, corners=corners))
+
+    @staticmethod
+    def _epoch(kinds: Tensor, size: int, generator: torch.Generator) -> list[Tensor]:
+        """Draw the rows [b] of the batches of an epoch, each of one of the ``kinds`` [n], and the order of the batches.
+
+        A kind of which there are fewer than ``size`` is one batch, and one of a single record none.
+        """
+        members = [torch.nonzero(kinds == kind)[:, 0] for kind in kinds.unique()]
+        if len(members) > 1:
+            members = [rows for rows in members if len(rows) > 1]
+        batches: list[Tensor] = []
+        for rows in members:
+            each = min(size, len(rows))
+            order = rows[torch.randperm(len(rows), generator=generator)]
+            batches += order[: len(rows) // each * each].split(each)
+        if len(members) == 1:
+            return batches
+        return [batches[index] for index in torch.randperm(len(batches), generator=generator)]
 
     def _drawn(self, rows: Tensor, generator: torch.Generator) -> Batch:
         """What takes the place of the training records' reports: a sentence of each, or one of several reports."""
-        if not (self._of_sentences or self._several) or self._split("train").text is None:
+        if not (self._of_sentences or self._several):
             return {}
         units = self._read_units()
         chosen = units.draw(rows, generator)
@@ -187,7 +213,7 @@ class SiteData:
         return {
             "text": units.text[:, :longest].index_select(0, chosen),
             "text_mask": units.mask[:, :longest].index_select(0, chosen),
-            **({} if self._of_sentences else {REPORT: chosen}),
+            **({} if self._of_sentences else {DRAWN_REPORT: chosen}),
         }
 
     def report_batches(self, batch_size: int) -> Iterator[Batch] | None:
@@ -224,7 +250,7 @@ class SiteData:
         """Batches of the split in its order, or of its positions ``rows`` [n] int64 in the order given.
 
         Images are cropped at the centre. An empty or unknown split gives no batch. ``drop_last`` leaves out a smaller
-        last batch.
+        last batch. Where neighbours differ in what they have of image and report, a batch ends between them.
         """
         return prefetched(self._batches(split, batch_size, drop_last, rows), self._device)
 
@@ -238,8 +264,21 @@ class SiteData:
         for chosen in order.split(batch_size):
             if drop_last and len(chosen) < batch_size:
                 return
-            images = None if content.images is None else content.images(chosen)
-            yield self._served(self._batch(content, chosen, images), partial(eval_batch, size=self._input_size))
+            # A batch is of one kind: what some of its records lack would be black or empty to the towers.
+            for alike in chosen.tensor_split(content.kinds[chosen].diff().nonzero()[:, 0] + 1):
+                images = content.images(alike) if content.kind(alike) & IMAGE else None
+                yield self._served(self._batch(content, alike, images), partial(eval_batch, size=self._input_size))
+
+    def having(self, split: str, modalities: Sequence[str] = MODALITIES) -> Tensor:
+        """List the positions [n] int64 of the records of a split that have these of image and text, and no other."""
+        rows = self._rows.get(split, np.empty(0, dtype=np.int64))
+        wanted = IMAGE * ("image" in modalities) + REPORT * ("text" in modalities)
+        return (self._kinds(rows) == wanted).nonzero()[:, 0]
+
+    def _kinds(self, rows: np.ndarray) -> Tensor:
+        """What each of the cohort's ``rows`` [n] has: ``IMAGE``, ``REPORT``, their sum, or 0 for neither."""
+        reported = np.array([self._cohort.reports[row] != "" for row in rows], dtype=np.int64)
+        return torch.from_numpy(IMAGE * self._cohort.has_image()[rows] + REPORT * reported)
 
     def study_groups(self, split: str) -> Tensor:
         """[n] int64: a number for each row, equal for rows of one study or with the same report (union-find).
@@ -266,15 +305,14 @@ class SiteData:
         return torch.from_numpy(group.astype(np.int64))
 
     def shared_images(self, split: str) -> tuple[Tensor, Tensor]:
-        """The different images of a split of n rows: the first row [I] of each, and the image [n] of each row; int64.
+        """The different images of n pairs of a split: the first pair [I] of each, and the image [n] of each; int64.
 
-        Images are the same when their pixels are. Only for a site with images.
+        Images are the same when their pixels are.
         """
         content = self._split(split)
-        assert content.images is not None
         number_of: dict[str, int] = {}  # hash of the pixels -> number of the image
         owner: list[int] = []
-        for rows in torch.arange(content.size).split(256):
+        for rows in self.having(split).split(256):
             for image in content.images(rows):
                 pixels = digest(image.numpy().tobytes())
                 owner.append(number_of.setdefault(pixels, len(number_of)))
@@ -285,7 +323,7 @@ class SiteData:
         batch = {"row": rows}
         if images is not None:
             batch["image"] = images
-        if split.text is not None:
+        if split.kind(rows) & REPORT:
             longest = self._padded(split.lengths[rows], split.text)
             batch["text"] = split.text[:, :longest].index_select(0, rows)
             batch["text_mask"] = split.mask[:, :longest].index_select(0, rows)
@@ -325,8 +363,9 @@ class SiteData:
             )
         return _Split(
             size=len(rows),
-            images=self._reader(rows) if "image" in self.modalities else None,
-            text=text if "text" in self.modalities_in(name) else None,
+            kinds=(kinds := self._kinds(rows)),
+            images=self._reader(rows, (kinds & IMAGE) > 0),
+            text=text,
             mask=mask,
             lengths=lengths,
             labels=torch.from_numpy(self._cohort.labels[rows]),
@@ -349,20 +388,18 @@ class SiteData:
     def _truncated(self) -> int:
         return getattr(self._tokenize, "truncated", 0)
 
-    def _reader(self, rows: np.ndarray) -> Callable[[Tensor], Tensor]:
-        """Positions [b] within ``rows`` to uint8 [b, S, S] or [b, S, S, 3]."""
-        if (
-            len(rows) * self._input_size**2 * self._cohort.channels > IN_MEMORY
-        ):  # as the model sees them; decoded images are hardly larger
+    def _reader(self, rows: np.ndarray, imaged: Tensor) -> Callable[[Tensor], Tensor]:
+        """Positions [b] within ``rows`` [n] to uint8 [b, S, S] or [b, S, S, 3]; only of those ``imaged`` [n] bool."""
+        held = rows[imaged.numpy()]
+        needed = len(held) * self._input_size**2 * self._cohort.channels  # decoded images are hardly larger
+        if not len(held) or needed > IN_MEMORY:
             return lambda chosen: self._pixels(rows[chosen.numpy()])
-        return self._pixels(rows).__getitem__
+        pixels, index = self._pixels(held), imaged.cumsum(0) - 1
+        return lambda chosen: pixels[index[chosen]]
 
     def _pixels(self, rows: np.ndarray) -> Tensor:
-        """[n, S, S] or [n, S, S, 3] uint8. A row without an image, at a site that has some images, is black."""
-        imaged = self._cohort.has_image()[rows]
-        pixels = np.ascontiguousarray(self._cohort.images(rows))
-        shown = imaged.reshape(-1, *[1] * (pixels.ndim - 1))
-        return torch.from_numpy(pixels if imaged.all() else np.where(shown, pixels, 0))
+        """[n, S, S] or [n, S, S, 3] uint8."""
+        return torch.from_numpy(np.ascontiguousarray(self._cohort.images(rows)))
 
 
 # Crops and grey levels of a batch

@@ -123,8 +123,8 @@ class Classification:
     """Areas under the ROC curve of a classifier on held-out records, and its modality bias.
 
     The names of the figures are in ``metric_names``. A finding whose labels in the split are all alike has no area. A
-    record is judged by what its site has of it: the feature of an absent modality is zero. Where both are there, the
-    means of the same model with either zeroed say what each is worth.
+    record is judged by what its site has of it: the feature of an absent modality is zero. On the records that have
+    both, the means of the same model with either zeroed say what each is worth.
     """
 
     batch_size: int = 96  # records embedded at once
@@ -141,15 +141,16 @@ class Classification:
         """Name -> AUC on one split."""
         areas = self.areas(client, split)
         figures = means(areas) | areas.by_label
-        if client.data.modalities_in(split) == MODALITIES:
+        if len(client.data.having(split)):
             for modality in MODALITIES:
                 half = means(self.areas(client, split, modality))
                 figures |= {metric_names.without(name, modality): value for name, value in half.items()}
         return {metric_names.auc(split, name): value for name, value in figures.items()}
 
     def areas(self, client: Any, split: str, without: str | None = None) -> AUC:
-        """The AUCs on one split, of the model as it is or with a modality zeroed."""
-        batches = client.data.batches(split, self.batch_size, drop_last=False)
+        """The AUCs on one split, of the model as it is; or on its pairs, with a modality zeroed."""
+        pairs = client.data.having(split) if without else None
+        batches = client.data.batches(split, self.batch_size, drop_last=False, rows=pairs)
         scores, targets = predict(client.model, client.objective, batches, without)
         return auc(scores, targets, client.model.config.labels)
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedvlp.core.types import IMAGE_TOKENS, MODALITIES, Batch
+from fedvlp.core.types import IMAGE_TOKENS, Batch
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.loader import SiteData
 from fedvlp.evaluation import metric_names
@@ -462,8 +462,8 @@ def paired_similarity(image: Tensor, text: Tensor) -> float:
 class Retrieval:
     """Image-text retrieval (spec 10.1): in batches of ``batch_size`` in fixed order, and over the whole split.
 
-    The names of the figures are in ``metric_names``. A split smaller than one batch has no in-batch figure, a split of
-    one pair none, and one without images or without reports none either.
+    The names of the figures are in ``metric_names``. Records with an image or a report alone are left out. A
+    split of fewer pairs than one batch has no in-batch figure, a split of one pair none at all.
     """
 
     batch_size: int = 32  # candidates of a query in batch
@@ -477,15 +477,14 @@ class Retrieval:
         """Name -> figure on ``splits`` of ``client.data`` for ``client.model``."""
         metrics: dict[str, float] = {}
         for split in splits:
-            if client.data.modalities_in(split) != MODALITIES:
-                continue
-            if client.data.sizes.get(split, 0) >= 2:
+            if len(client.data.having(split)) >= 2:
                 metrics |= self.measure(client.model, client.data, split)
         return metrics
 
     def measure(self, model: nn.Module, data: Any, split: str) -> dict[str, float]:
-        """Name -> figure of ``model`` on one split of ``data`` (a SiteData with pairs), of at least 2 records."""
-        image, text = embed(model, data.batches(split, self.batch_size, drop_last=False))
+        """Name -> figure of ``model`` on the pairs of one split of ``data`` (a SiteData), at least 2."""
+        pairs = data.having(split)
+        image, text = embed(model, data.batches(split, self.batch_size, drop_last=False, rows=pairs))
         figures = {names.similarity(split): paired_similarity(image, text)}
         in_batch: dict[str, float] = {}
         if len(image) >= self.batch_size:

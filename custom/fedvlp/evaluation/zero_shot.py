@@ -287,7 +287,7 @@ def zero_shot(
             if load is not None or not texts:
                 texts = [class_texts(client, one, protocol.new_words) for one in sentences]
                 absent = absent_texts(protocol, client)
-            image = test_images(client, records, protocol.batch_size)
+            image = test_images(client, records, protocol.batch_size, None)
             by_seed = [class_scores(image, fused, protocol.ensemble, absent) for _, fused, _ in texts]
             scores[site][name] = torch.stack(by_seed).cpu()
             if name == GLOBAL and own and isinstance(selector, Selector):
@@ -335,9 +335,9 @@ def pick(scores: Tensor, choice: Tensor) -> Tensor:
     return scores.gather(0, index)[0]
 
 
-def test_images(client: Client, records: Any, batch_size: int) -> Tensor:
-    """Unit vectors [N, d] of the test images, as what stands beside the model changes them."""
-    vectors = torch.cat([*embed_images(client.model, records.batches(TEST, batch_size, drop_last=False))])
+def test_images(client: Client, records: Any, batch_size: int, rows: Tensor | None) -> Tensor:
+    """Unit vectors [N, d] of the test images, as what stands beside the model changes them; of ``rows`` [N], or all."""
+    vectors = torch.cat([*embed_images(client.model, records.batches(TEST, batch_size, drop_last=False, rows=rows))])
     return client.extra.images(vectors) if isinstance(client.extra, ClassText) else vectors
 
 

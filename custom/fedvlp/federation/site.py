@@ -147,6 +147,8 @@ class Site:
 
             # 3. The received model is loaded, and measured once a round, before anything is trained.
             method.receive(client, message)
+            if client.own_norm and measured:
+                norm_statistics.estimate(client)
             first = task[1] == 0 or message.phase == EVALUATE
             scalars, metrics, evaluating = self._measure(message) if first else ({}, {}, 0.0)
 

@@ -107,10 +107,10 @@ def _certified(file: Path, made: x509.Certificate, root: Any) -> bytes:
         not_valid_before=made.not_valid_before_utc,
         not_valid_after=made.not_valid_after_utc,
     )
-    for part in made.extensions:
-        own = isinstance(part.value, x509.SubjectKeyIdentifier)
-        value = x509.SubjectKeyIdentifier.from_public_key(key) if own else part.value
-        builder = builder.add_extension(value, part.critical)
+    for extension in made.extensions:
+        of_key = isinstance(extension.value, x509.SubjectKeyIdentifier)
+        value = x509.SubjectKeyIdentifier.from_public_key(key) if of_key else extension.value
+        builder = builder.add_extension(value, extension.critical)
     return builder.sign(root, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 

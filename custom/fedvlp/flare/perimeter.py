@@ -214,13 +214,13 @@ class Perimeter(FLComponent):
 
     def check_sender(self, message: Message) -> Message | None:
         """Refuses a request that is neither of the server nor of this site, before its content is decoded."""
-        if message.get_header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ or _neighbour_leaves(message):
-            return None
         if self._is_own(message):
             return self._check_own_job(message)
-        return (
-            None if self._sender(message) else self._refuse(message, "it is neither this site's nor the server's own")
-        )
+        if message.get_header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ or self._server_leaves(message):
+            return None
+        if self._sender(message):
+            return None
+        return self._refuse(message, "it is neither this site's nor the server's own")
 
     def check_request(self, message: Message) -> Message | None:
         """Refuses what this sender may not ask of the site's process."""
@@ -230,7 +230,7 @@ class Perimeter(FLComponent):
             topic = getattr(asked, "topic", "")
             if topic == SysCommandTopic.SHELL and self.allow_shell and sender == SERVER:
                 return None
-        elif _neighbour_leaves(message):
+        elif self._server_leaves(message):
             return None
         if not _may_send(sender or "", SITE, channel, topic):
             return self._refuse(message, f"{_quoted(topic)} is not for this sender")
@@ -259,6 +259,13 @@ class Perimeter(FLComponent):
             return SERVER
         return SERVER_JOB if name == SERVER_JOB and JOB_ID.fullmatch(token) else None
 
+    def _server_leaves(self, message: Message) -> bool:
+        """Whether the server tells this process that it disconnects, which FLARE sends without a token."""
+        said = (message.get_header(MessageHeaderKey.CHANNEL), message.get_header(MessageHeaderKey.TOPIC))
+        ends = (message.get_header(MessageHeaderKey.ORIGIN), message.get_header(MessageHeaderKey.DESTINATION))
+        bye = (CellChannel.CELLNET, CellChannelTopic.Bye)
+        return said == bye and ends == (SERVER, self._cell) and _cell(message) == SERVER
+
     # at the server
 
     def check_at_server(self, message: Message) -> Message | None:
@@ -274,8 +281,6 @@ class Perimeter(FLComponent):
         if (name and name != peer) or (origin != cell if account else _family(origin) != peer):
             return self._refuse(message, "it speaks for another")
         family, *child = FQCN.split(str(message.get_header(MessageHeaderKey.DESTINATION)))
-        if family == peer and not account:  # a job's process at a site and the site
-            return None
         if family != SERVER or (account and child):
             return self._refuse(message, f"nobody but the server sends to {_quoted(FQCN.join([family, *child]))}")
         if message.get_header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ:
@@ -383,14 +388,6 @@ def _cell(message: Message) -> str:
 def _family(cell: Any) -> str:
     """The first part of a cell's name: a site, or the server."""
     return str(FQCN.split(cell)[0]) if isinstance(cell, str) and cell else ""
-
-
-def _neighbour_leaves(message: Message) -> bool:
-    """Whether a directly connected process announces that it disconnects, which FLARE sends without a token."""
-    said = (message.get_header(MessageHeaderKey.CHANNEL), message.get_header(MessageHeaderKey.TOPIC))
-    return said == (CellChannel.CELLNET, CellChannelTopic.Bye) and (
-        message.get_header(MessageHeaderKey.ORIGIN) == _cell(message)
-    )
 
 
 def _quoted(value: Any) -> str:

@@ -23,6 +23,9 @@ PARTNERS, ROUNDS, MET = "partners", "partner_rounds", "partners_met"
 """A site's memory: the public item of every record [R, n] int32, one row for each of the last ``SHOWN`` rounds [R] that
 it was asked; and [m, n] the different items of the rounds before, if there were any (``each_once``)."""
 
+COMPLETE = -1
+"""Stands for an item where a record lacks nothing."""
+
 SHOWN = 6
 """Rounds of which the report shows a record's items."""
 
@@ -35,7 +38,7 @@ class CARMFL(MFedAvg):
     In the mean of a tower, a site whose inputs to it are imputed counts alpha n_k; the classifier keeps n_k. The server
     trains on the public set as one more client. ``renorm="linear", alpha=1`` weighs as FedAvg with n_k does.
     Differs: a site is sent the public features of its own modality alone, and a public image is imputed as evaluation
-    sees it, not augmented.
+    sees it, not augmented. Where only some records of a site lack a half, those are imputed, and it counts n_k.
     """
 
     public: bool = True
@@ -79,22 +82,32 @@ class CARMFL(MFedAvg):
 
     def receive(self, client: Client, message: Broadcast) -> None:
         super().receive(client, message)
-        if not message.aux or client.modalities == MODALITIES:
+        if message.phase == EVALUATE or client.public is None:
             return
-        (modality,) = client.modalities
-        pool = message.aux[modality]
-        mine, labels = features(client, client.data, modality)
-        # Of the k items nearest by feature, the one whose findings are most alike lends its other half.
-        candidates = nearest(mine, pool, min(self.k, len(pool)))
-        partners = most_alike(labels, message.aux[LABELS], candidates)
-        client.memory = noted(client.memory, partners.to(torch.int32), message.round)
+        partners = torch.full((client.data.num_train,), COMPLETE, dtype=torch.int32, device=client.device)
+        for modality in MODALITIES:
+            rows = client.data.having("train", (modality,))
+            if not len(rows):
+                continue
+            # A site of several kinds of records is sent no features: it has the same items and the same model.
+            pool, findings = (
+                (message.aux[modality], message.aux[LABELS])
+                if modality in message.aux
+                else features(client, client.public, modality)
+            )
+            mine, labels = features(client, client.data, modality, rows)
+            # Of the k items nearest by feature, the one whose findings are most alike lends its other half.
+            candidates = nearest(mine, pool, min(self.k, len(pool)))
+            partners[rows.to(client.device)] = most_alike(labels, findings, candidates).to(torch.int32)
+        if (partners != COMPLETE).any():
+            client.memory = noted(client.memory, partners, message.round)
 
     def figures(self, client: Client, message: Broadcast) -> dict[str, float]:
         """How many different public items a record has met so far, mean over the records."""
         if PARTNERS not in client.memory:
             return {}
         items = torch.cat([client.memory[name] for name in (MET, PARTNERS) if name in client.memory])
-        return {"distinct_partners": float(distinct(items).double().mean())}
+        return {"distinct_partners": float(distinct(items[:, items[0] != COMPLETE]).double().mean())}
 
     def complete(self, client: Client, batch: Batch, message: Broadcast) -> Batch:
         present = {key.partition("_")[0] for key in batch}  # an image may be there as its tokens alone
@@ -128,11 +141,14 @@ class SoftmaxMeans(TowerMeans):
 
 
 @torch.no_grad()
-def features(client: Client, data: Data, modality: str) -> tuple[Tensor, Tensor]:
-    """Unit features [n, d] of one modality of the training records, in eval mode, and their findings [n, L] bool."""
+def features(client: Client, data: Data, modality: str, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Unit features [n, d] of one modality of the training records, in eval mode, and their findings [n, L] bool.
+
+    ``rows`` [n]: positions of those records; None: all.
+    """
     client.model.eval()
     embeddings, labels = [], []
-    for batch in data.batches("train", 96, drop_last=False):
+    for batch in data.batches("train", 96, drop_last=False, rows=rows):
         embeddings.append(getattr(client.model(only(batch, (modality,))), modality))
         labels.append(batch["labels"] == 1)
     return torch.cat(embeddings), torch.cat(labels)

@@ -65,6 +65,9 @@ class CreamFLTask(ObjectiveModule):
         """The name of the class weights by which records of this modality alone are classified."""
         return "weight" if self.label_spaces == "shared" else f"{modality}_weight"
 
+    def takes(self, modalities: Sequence[str]) -> bool:
+        return True  # pairs are matched, what stands alone is classified
+
     def idle(self, modalities: Sequence[str]) -> frozenset[str]:
         """The names of own parameters that records of these ``modalities`` do not train."""
         trained = PAIRED if len(modalities) > 1 else map(self.weight_of, modalities)

@@ -17,7 +17,7 @@ from fedvlp.core.types import EVALUATE, State
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.evaluation import metric_names
 from fedvlp.federation.site_memory import SiteMemory
-from fedvlp.methods.car_mfl import PARTNERS, ROUNDS, SHOWN
+from fedvlp.methods.car_mfl import COMPLETE, PARTNERS, ROUNDS, SHOWN
 from fedvlp.methods.mfedavg import BEST_ROUND
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.report import figures, html
@@ -139,7 +139,7 @@ def _film(site: str, memory: State, cohort: Cohort, public: np.ndarray) -> str:
     """Pictures of the items, in the last rounds, of the record whose item changed most often."""
     partners, rounds = memory[PARTNERS][-SHOWN:], memory[ROUNDS].tolist()[-SHOWN:]
     changes = (partners.diff(dim=0) != 0).sum(dim=0)  # [n]
-    record = int(torch.argmax(changes))
+    record = int(torch.argmax(changes.where(partners[-1] != COMPLETE, -1)))
     items = partners[:, record].tolist()
     rows = public[items]
     names = np.asarray(cohort.label_names)

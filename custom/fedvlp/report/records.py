@@ -136,8 +136,7 @@ def _saliency(run: FinishedRun, sites: Sequence[str]) -> str:
 def _site(run: FinishedRun, site: str, image: Tensor, reports: Tensor) -> str:
     """The cards of one site: of unit vectors image [n, d] and reports [n, d] of its test pairs."""
     rank, _ = ranks(image, reports)
-    cohort = run.assembly.cohort
-    rows = cohort.rows("test", site)
+    cohort, rows = run.assembly.cohort, run.rows[site]
     written = DataSource.of(run.assembly.experiment.data).written()
     said = [written.get(cohort.ids[row], cohort.reports[row]) for row in rows]
     findings = {word for name in (*CHEXPERT, *cohort.label_names) for word in name.lower().split()} - PLAIN

@@ -12,9 +12,11 @@ import numpy as np
 
 from fedvlp.core import norm_statistics
 from fedvlp.core.client import Client, named_state, restart_target
+from fedvlp.core.method import SiteHooks, overridden
+from fedvlp.core.objective import ObjectiveModule
 from fedvlp.core.seeds import seed
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import State
+from fedvlp.core.types import MODALITIES, State
 from fedvlp.data.cohort import PUBLIC, SPLITS, Cohort, NoRecordsError, digest
 from fedvlp.data.deid import Accepted, refuse_phi
 from fedvlp.data.loader import SiteData
@@ -72,12 +74,14 @@ class Assembly:
             cohort = cohort.with_sites(self._deal(cohort))
         split = self.experiment.partition
         refuse_other_sites(split.left_out_sites, cohort.sites or ())
-        if split.public:
+        if split.public and PUBLIC not in (cohort.sites or ()):  # or else the data have a public set of their own
             chosen = draw_public(cohort, split.public, self.experiment.rounds.seed)
             chosen &= ~np.isin(np.asarray(cohort.sites), split.left_out_sites)
             cohort = cohort.with_sites(np.where(chosen, PUBLIC, np.asarray(cohort.sites)).tolist())
         cohort = drop_modalities(cohort, split.image_only, split.text_only, split.left_out_sites)
         refuse_other_labels(self.experiment, cohort)
+        if self.experiment.method.uses_public:
+            cohort = of_public_pairs(self.experiment.name, cohort)
         return retrieve_reports(cohort, self.experiment.rounds.seed, split.retrieve) if split.retrieve else cohort
 
     def _deal(self, cohort: Cohort) -> list[str]:
@@ -208,7 +212,35 @@ class Assembly:
         if site is None:
             taking_part = np.isin(np.asarray(self.cohort.sites), self.data_sites())
             rows = {split: chosen[taking_part[chosen]] for split, chosen in rows.items()}
-        return self._served(rows, site)
+        return self._served(rows | {"train": self._trained_on(rows["train"], site)}, site)
+
+    def _trained_on(self, rows: np.ndarray, site: str | None) -> np.ndarray:
+        """Those of the training ``rows`` [n] that the objective has a loss for, if it has one for any.
+
+        A loss of pairs has none for an image or a report alone, unless the method completes it.
+        """
+        if "complete" in overridden(self.experiment.method, SiteHooks):
+            return rows
+        image, report = self.cohort.has_image()[rows], self.cohort.has_report()[rows]
+        if (image & report).all():
+            return rows
+        _, objective = self.modules(site)
+        taken = np.zeros(len(rows), dtype=bool)
+        for held in (("image",), ("text",), MODALITIES):
+            if ObjectiveModule.of(objective).takes(held):
+                taken |= (image == ("image" in held)) & (report == ("text" in held))
+        return rows[taken] if taken.any() else rows
+
+    def untrained(self) -> dict[str, int]:
+        """Count the training records of each site (or of all, where they are pooled) that no loss is there for."""
+        trained = {site: None if self.pooled else site for site in self._trained()}
+        counts = {}
+        for name, site in trained.items():
+            rows = self.cohort.rows("train", site)
+            if site is None:
+                rows = rows[np.isin(np.asarray(self.cohort.sites)[rows], self.data_sites())]
+            counts[name] = len(rows) - len(self._trained_on(rows, site))
+        return {name: count for name, count in counts.items() if count}
 
     def _served(self, rows: dict[str, np.ndarray], site: str | None) -> Any:
         """The rows (by split) as batches for the model of ``site``, on the device that trains."""
@@ -257,6 +289,8 @@ class Assembly:
         """A client named ``name`` that trains the model of ``site`` (None: the server's) on ``data``."""
         model, objective = (module.to(self.experiment.training.torch_device()) for module in self.modules(site))
         client = Client(name, self.experiment.rounds.seed, model, objective, data, site_only=self.site_only(site))
+        choice, method = self.experiment.norm_statistics, self.experiment.method
+        client.own_norm = norm_statistics.of_own_model(choice, method, client.state())
         client.initial = lambda: self.initial(site)
         if self.experiment.training.cache_features and not self._frozen(site):
             client.fixed = FixedFeatures()
@@ -305,6 +339,25 @@ def draw_public(cohort: Cohort, share: float, seed: int) -> np.ndarray:
     return np.isin(patients, sorted(chosen))
 
 
+def of_public_pairs(name: str, cohort: Cohort) -> Cohort:
+    """Leave public records without an image or without a report out of the cohort, for a method that needs pairs.
+
+    Raises ValueError, with the method's ``name``, where there are public training records and none is a pair.
+    """
+    public, train = np.asarray(cohort.sites or ()) == PUBLIC, np.asarray(cohort.splits) == "train"
+    image, report = cohort.has_image(), cohort.has_report()
+    unpaired = public & ~(image & report)
+    if not unpaired.any():
+        return cohort
+    if not (public & train & ~unpaired).any():
+        raise ValueError(
+            f"{name} needs a public set of images with their reports; of {int((public & train).sum())} public training "
+            f"records {int((public & train & image).sum())} have an image, {int((public & train & report).sum())} a "
+            "report and none has both. Give pairs, or a method that needs no public set"
+        )
+    return cohort.take(np.flatnonzero(~unpaired))
+
+
 def drop_modalities(cohort: Cohort, image_only: int, text_only: int, left_out: Sequence[str] = ()) -> Cohort:
     """The cohort without the reports of some sites and the images of others.
 
@@ -323,7 +376,9 @@ def drop_modalities(cohort: Cohort, image_only: int, text_only: int, left_out: S
             f"partition: image_only {image_only} and text_only {text_only} are more than the {len(order)} sites"
         )
     without_report, without_image = order[paired : paired + image_only], order[paired + image_only :]
-    return cohort.without(reports=np.isin(sites, without_report), images=np.isin(sites, without_image))
+    dropped = cohort.without(reports=np.isin(sites, without_report), images=np.isin(sites, without_image))
+    left = dropped.has_image() | dropped.has_report()
+    return dropped if left.all() else dropped.take(np.flatnonzero(left))  # of what was there alone nothing is left
 
 
 def refuse_other_sites(left_out: Sequence[str], sites: Sequence[str]) -> None:

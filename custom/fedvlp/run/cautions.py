@@ -6,8 +6,7 @@ Commands and the report repeat these sentences.
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import numpy as np
+from types import MappingProxyType
 
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
@@ -25,8 +24,11 @@ ALL_SITES = "all sites together"
 """Who trains where the records are pooled."""
 
 
-def cautions(experiment: Experiment, cohort: Cohort) -> list[str]:
-    """Sentences for people, none where there is nothing to know. ``cohort``: the records with their sites."""
+def cautions(experiment: Experiment, cohort: Cohort, untrained: Mapping[str, int] = MappingProxyType({})) -> list[str]:
+    """Sentences for people, none where there is nothing to know. ``cohort``: the records with their sites.
+
+    ``untrained``: how many training records of a site have no loss.
+    """
     disclosed = [f"{experiment.name}: {said}"] if (said := experiment.method.discloses()) else []
     sizes = train_sizes(cohort)
     return [
@@ -36,7 +38,7 @@ def cautions(experiment: Experiment, cohort: Cohort) -> list[str]:
         *_small_splits(experiment, sizes),
         *_unmeasured(experiment, sizes),
         *_unretrieved(experiment, cohort),
-        *_half_pairs(experiment, cohort),
+        *_half_pairs(untrained),
     ]
 
 
@@ -119,8 +121,9 @@ def _unretrieved(experiment: Experiment, cohort: Cohort) -> list[str]:
         few = {}
         for site in sorted(set(cohort.sites or ()) - {PUBLIC}):
             train, held_out = cohort.rows("train", site), cohort.rows(split, site)
-            if len(held_out) < 2 and (image & report)[train].any():
-                few[site] = len(held_out)
+            pairs = int((image & report)[held_out].sum())
+            if pairs < 2 and (image & report)[train].any():
+                few[site] = pairs
         if few:
             said.append(
                 f"recall needs two pairs at least, so average and worst site on {split} are without {_listed(few)}. "
@@ -129,22 +132,13 @@ def _unretrieved(experiment: Experiment, cohort: Cohort) -> list[str]:
     return said
 
 
-def _half_pairs(experiment: Experiment, cohort: Cohort) -> list[str]:
-    """Who trains on pairs, and counts records with an image or a report alone among them."""
-    elsewhere = {PUBLIC, *experiment.partition.left_out_sites}
-    by_site = {site: cohort.rows("train", site) for site in train_sizes(cohort) if site not in elsewhere}
-    if experiment.method.pooled and by_site:
-        by_site = {ALL_SITES: np.concatenate(list(by_site.values()))}
-    halves = {}
-    for name, rows in by_site.items():
-        image, report = cohort.has_image()[rows], cohort.has_report()[rows]
-        if image.any() and report.any() and not (image & report).all():
-            halves[name] = int((image != report).sum())
-    if not halves:
+def _half_pairs(untrained: Mapping[str, int]) -> list[str]:
+    """Which sites train on pairs alone, and leave out records with an image or a report alone."""
+    if not untrained:
         return []
     return [
-        f"records with an image or a report alone stand beside pairs, and count as pairs of which one half is empty: "
-        f"{_listed(halves)}. Leave them out, or make them a site of their own"
+        "training is on pairs, and leaves out records with an image or a report alone: "
+        f"{_listed(untrained)}. partition.retrieve lends reports to images; car-mfl and creamfl train on either half"
     ]
 
 

@@ -114,7 +114,7 @@ def compare(folders: Sequence[RunFolder], k: int = 1) -> Comparison:
 
 
 class FinishedRun:
-    """A finished run, and the test records of its sites."""
+    """A finished run, and the test pairs of its sites."""
 
     def __init__(self, folder: RunFolder, name: str) -> None:
         self.folder, self.name, self.experiment = folder, name, folder.experiment()
@@ -126,10 +126,10 @@ class FinishedRun:
         self.assembly = Assembly(self.experiment, folder.path)
         self.data = paired_sites(self.assembly)
         cohort = self.assembly.cohort
-        rows = {site: cohort.rows("test", site).tolist() for site in self.data}
-        ids = {site: [cohort.ids[row] for row in of_site] for site, of_site in rows.items()}
+        self.rows = {site: cohort.rows("test", site)[data.having("test")].tolist() for site, data in self.data.items()}
+        ids = {site: [cohort.ids[row] for row in of_site] for site, of_site in self.rows.items()}
         self.records = cohort.fingerprint, ids
-        self.patients = {site: [cohort.patients[row] for row in of_site] for site, of_site in rows.items()}
+        self.patients = {site: [cohort.patients[row] for row in of_site] for site, of_site in self.rows.items()}
 
     def steps(self) -> str:
         """Steps of the encoders at the full rate, and all steps, of a site in a mean round (spec 4.4)."""
@@ -167,7 +167,7 @@ class FinishedRun:
         for site, data in self.data.items():
             client = self.assembly.client(site, data)
             load(client, own.get(site, state), site)
-            vectors[site] = embed(client.model, data.batches("test", BATCH, drop_last=False))
+            vectors[site] = embed(client.model, data.batches("test", BATCH, drop_last=False, rows=data.having("test")))
         return vectors
 
 

@@ -12,9 +12,10 @@ import numpy as np
 
 from fedvlp.core import norm_statistics
 from fedvlp.core.client import TARGET, Client, named_state
+from fedvlp.core.device import to_host
 from fedvlp.core.method import sends, stays_initial
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import MODALITIES, State
+from fedvlp.core.types import State
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.loader import SiteData
 from fedvlp.evaluation import linear_probe as probes
@@ -89,14 +90,10 @@ def paired_sites(assembly: Assembly, least: int = 2) -> dict[str, Any]:
     Raises ValueError where no site is left.
     """
     data = {site: assembly.data(site) for site in assembly.data_sites()}
-    paired = {
-        site: records
-        for site, records in data.items()
-        if records.modalities_in("train") == records.modalities_in("test") == MODALITIES
-    }
+    paired = {site: records for site, records in data.items() if len(records.having("train"))}
     if not paired:
         raise ValueError("no site of this run holds images with reports, so nothing can be retrieved")
-    few = [site for site, records in paired.items() if records.sizes["test"] < least]
+    few = [site for site, records in paired.items() if len(records.having("test")) < least]
     if few:
         log.warning("left out, with fewer than %d test pairs: %s", least, ", ".join(few))
     if len(few) == len(paired):
@@ -111,12 +108,23 @@ def models_at_sites(assembly: Assembly, state: State) -> dict[str, State]:
     """Site -> the whole model in its memory, for methods that leave models at the sites (Local); else none.
 
     Where sites send weights, a whole model in a memory is none that a site ends with: FedMOON's is what its contrast
-    compares with.
+    compares with. Running statistics are those that the site measures the model with (``norm_statistics.estimate``).
     """
     if sends(assembly.experiment.method, state):
         return {}
     memories = {site: assembly.memory(site).newest() for site in assembly.sites()}
-    return {site: memory for site, memory in memories.items() if memory.keys() == state.keys()}
+    whole = {site: memory for site, memory in memories.items() if memory.keys() == state.keys()}
+    return {site: _with_statistics(assembly, site, memory) for site, memory in whole.items()}
+
+
+def _with_statistics(assembly: Assembly, site: str, own: State) -> State:
+    """A site's own model with the statistics that it estimates; as it is where it estimates none."""
+    client = assembly.client(site, assembly.data(site), site)
+    if not client.own_norm:
+        return own
+    client.load(client.here(own))
+    norm_statistics.estimate(client)
+    return to_host({name: tensor.clone() for name, tensor in client.state().items()})
 
 
 def last_server(folder: RunFolder) -> Server:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.server_state import Server
+from fedvlp.core.types import State
 from fedvlp.evaluation.intervals import area_of
 from fedvlp.evaluation.linear_probe import calibration_error
 from fedvlp.methods.one_round_cca import BIAS, WEIGHT, before_heads, labels_of
@@ -40,12 +41,13 @@ def solved(experiment: Experiment, server: Server | None) -> FindingHeads | None
 
 
 @torch.no_grad()
-def on_validation(heads: FindingHeads, assembly: Any) -> FindingHeads:
+def on_validation(heads: FindingHeads, assembly: Any, state: State) -> FindingHeads:
     """The heads, calibrated (Platt) on the validation records of all sites that know a finding, with its figures.
 
-    A finding with fewer than two validation images of either kind stays as it was solved, without figures.
+    ``state``: the trained model, whose image tower they read. A finding with fewer than two validation images of either
+    kind stays as it was solved, without figures.
     """
-    scores, labels = _validation(heads, assembly)
+    scores, labels = _validation(heads, assembly, state)
     weight, bias, figures = heads.weight.clone(), heads.bias.clone(), {}
     for index, name in enumerate(heads.names):
         known = ~labels[:, index].isnan()
@@ -58,11 +60,12 @@ def on_validation(heads: FindingHeads, assembly: Any) -> FindingHeads:
     return replace(heads, weight=weight, bias=bias, figures=figures)
 
 
-def _validation(heads: FindingHeads, assembly: Any) -> tuple[Tensor, Tensor]:
+def _validation(heads: FindingHeads, assembly: Any, state: State) -> tuple[Tensor, Tensor]:
     """Log-odds [N, L] and labels [N, L] in {1, 0, nan not judged}, of all sites' validation records with an image."""
     scores, truths = [torch.empty(0, len(heads.names)).double()], [torch.empty(0, len(heads.names)).double()]
     for site in assembly.data_sites():
         client = assembly.client(site, assembly.data(site))
+        client.load({**client.state(), **state})
         client.model.eval()
         own = []
         with before_heads(client.model) as seen:

@@ -10,6 +10,7 @@ from typing import Any
 from fedvlp.core.types import MODALITIES
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.screening import DataSource
+from fedvlp.data.sources.table import TableSource
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import SHIPPED, parse
 from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
@@ -23,9 +24,21 @@ def fitted(experiment: Experiment) -> Experiment:
     if any(DataSource.of(source).in_colour for source in sources.values()):
         models = tuple((site, _in_colour(model)) for site, model in experiment.site_models)
         experiment = replace(experiment, model=_in_colour(experiment.model), site_models=models)
-    if isinstance(experiment.objective, CreamFLTaskConfig) and "" not in sources:
-        return of_modalities(experiment, sources)
-    return experiment
+    if not isinstance(experiment.objective, CreamFLTaskConfig):
+        return experiment
+    if isinstance(experiment.data, TableSource) and experiment.data.names_sites():
+        return of_modalities(experiment, sources, experiment.data.modalities_by_site())
+    if "" in sources:
+        return experiment
+    return of_modalities(experiment, sources, {name: held_by(source) for name, source in sources.items()})
+
+
+def held_by(source: Any) -> tuple[str, ...]:
+    """Which of image and text the records of a data set have: a table's own by what its cells say."""
+    if not isinstance(source, TableSource):
+        return DataSource.of(source).modalities
+    of_sites = source.modalities_by_site().values()
+    return tuple(name for name in MODALITIES if any(name in held for held in of_sites))
 
 
 def sources_of(data: Any) -> dict[str, Any]:
@@ -40,19 +53,21 @@ def _in_colour(model: ModelConfig) -> ModelConfig:
     return model if model.in_channels else replace(model, in_channels=3)
 
 
-def of_modalities(experiment: Experiment, sources: Mapping[str, Any]) -> Experiment:
-    """An experiment of CreamFL's family on these data sets of its sites.
+def of_modalities(
+    experiment: Experiment, sources: Mapping[str, Any], held: Mapping[str, tuple[str, ...]]
+) -> Experiment:
+    """An experiment of CreamFL's family on these data sets of its sites, of which each has ``held`` of image and text.
 
     Sites lack what their data sets lack and nothing else, and have the model that the preset gives to such a site. The
     public set is the site "public", if there is one. Classes are those of the sites' data sets, each in its own space.
     """
-    sites = {name: source for name, source in sources.items() if name != PUBLIC}
-    share = 0.0 if PUBLIC in sources else experiment.partition.public
+    sites = {name: modalities for name, modalities in held.items() if name != PUBLIC}
+    share = 0.0 if PUBLIC in held else experiment.partition.public
     split = replace(experiment.partition, sites=len(sites), image_only=0, text_only=0, public=share)
     models = _models_by_modality(experiment)
-    given = tuple((name, models[DataSource.of(source).modalities]) for name, source in sites.items()) if models else ()
+    given = tuple((name, models[modalities]) for name, modalities in sites.items()) if models else ()
     experiment = replace(experiment, partition=split, site_models=given)
-    classes = {name for source in sites.values() for name in DataSource.of(source).class_names()}
+    classes = {name for source in sources.values() for name in DataSource.of(source).class_names()}
     if not classes:
         return experiment
     objective: Any = experiment.objective

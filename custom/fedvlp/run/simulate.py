@@ -139,7 +139,7 @@ def simulate(
                 )
                 state = federation.run(next_phase)
             heads = finding_heads.solved(experiment, server)
-            heads = heads and finding_heads.on_validation(heads, assembly)
+            heads = heads and finding_heads.on_validation(heads, assembly, state)
             folder.finish(experiment, state, server.history, assembly.cohort.label_names, heads)
         return server.history
 
@@ -177,7 +177,7 @@ def _closing_all(*used: Any) -> Iterator[None]:
 
 def _tell_cautions(assembly: Assembly, folder: RunFolder, caution: Callable[[str], None]) -> None:
     """Keeps what to know of this run for its report, and tells it."""
-    if sentences := cautions(assembly.experiment, assembly.cohort):
+    if sentences := cautions(assembly.experiment, assembly.cohort, assembly.untrained()):
         save_json(folder.path / FILE, sentences)
         for sentence in sentences:
             caution(sentence)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,6 @@ from fedvlp.evaluation.zero_shot import (
     class_texts,
     prompts,
     test_images,
-    test_labels,
 )
 from fedvlp.run import measurements
 from fedvlp.run.compare import INITIAL, FinishedRun
@@ -96,13 +96,15 @@ def _areas(run: FinishedRun, protocol: ZeroShot, name: str, own: Mapping[str, St
         client = run.assembly.client(site, data)
         load(client, own.get(site, state), site)
         client.model.eval()
-        image = test_images(client, data, protocol.batch_size)
+        rows = cohort.rows("test", site)
+        imaged = np.flatnonzero(cohort.has_image()[rows])
+        image = test_images(client, data, protocol.batch_size, torch.from_numpy(imaged))
         if not (texts and one_model):
             texts, absent = [class_texts(client, one)[1] for one in sentences], absent_texts(protocol, client)
         scores = [class_scores(image, of_seed, protocol.ensemble, absent).cpu() for of_seed in texts]
-        labels = test_labels(data, protocol.batch_size)[:, columns]
-        imaged = torch.from_numpy(cohort.has_image()[cohort.rows("test", site)])
-        yield from _of_site(name, site, protocol.classes, torch.stack(scores), labels, imaged, run.patients[site])
+        labels = torch.from_numpy(cohort.labels[rows[imaged]][:, columns])
+        patients = [cohort.patients[row] for row in rows[imaged]]
+        yield from _of_site(name, site, protocol.classes, torch.stack(scores), labels, patients)
 
 
 def _of_site(
@@ -111,15 +113,14 @@ def _of_site(
     classes: Sequence[str],
     scores: Tensor,
     labels: Tensor,
-    imaged: Tensor,
     patients: Sequence[str],
 ) -> Iterator[Area]:
-    """The AUCs at one site from scores [seeds, N, C], labels [N, C], records that have an image [N], and patients [N].
+    """The AUCs at one site from scores [seeds, N, C] of images, their labels [N, C] and patients [N].
 
     A finding without a positive or without a negative image has none; where either are one patient's, no interval.
     """
     for index, finding in enumerate(classes):
-        known = imaged & (labels[:, index] != -1)
+        known = labels[:, index] != -1
         truth = (labels[known, index] == 1).double()
         positive = int(truth.sum())
         if not 0 < positive < len(truth):

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from fedvlp.core.client import Client, GradientObserver
+from fedvlp.core.client import Client, GradientObserver, NoLossError
 from fedvlp.core.method import Method, SiteHooks, overridden
 from fedvlp.core.privacy import gaussian
 from fedvlp.core.types import Batch, Broadcast
@@ -115,7 +115,13 @@ def batches(client: Client, steps: int, training: Training) -> Iterator[Batch]:
         rows = torch.from_numpy(np.flatnonzero(uniform(records) < rate(training, records)))
         group = torch.from_numpy((uniform(len(rows)) * groups).astype(np.int64))
         drawn = client.data.batches("train", max(1, len(rows)), drop_last=False, rows=rows)
-        yield {**next(drawn, {}), GROUP: group}
+        sample, *others = [*drawn] or [{}]
+        if others:  # part of a sample would be no Poisson sample
+            raise NoLossError(
+                public="differential privacy of records needs a site whose training records all have an image and a "
+                "report, or all lack the same one; leave the others out, or make them a site of their own"
+            )
+        yield {**sample, GROUP: group}
 
 
 def uniform(count: int) -> np.ndarray:

@@ -25,7 +25,7 @@ from torch import Generator, Tensor, nn
 from fedvlp.core.client import BatchNorm, Client, digest
 from fedvlp.core.device import moved
 from fedvlp.core.objective import ObjectiveModule
-from fedvlp.core.types import IMAGE_TOKENS, REPORT, TEXT_TOKENS, Batch, State, VLOutput, group
+from fedvlp.core.types import DRAWN_REPORT, IMAGE_TOKENS, TEXT_TOKENS, Batch, State, VLOutput, group
 from fedvlp.training.grad_cache import LOCAL
 
 log = logging.getLogger(__name__)
@@ -63,8 +63,8 @@ def refuse_objective(config: Any, objective: nn.Module) -> None:
 
 def with_tokens(tokens: State, batch: Batch) -> Batch:
     """The batch with ``tokens`` [n, ...] of its rows in place of images; a batch of n records or of some of them."""
-    batch = {name: tensor for name, tensor in batch.items() if name != "image"}
-    if IMAGE_TOKENS in tokens:
+    imaged, batch = "image" in batch, {name: tensor for name, tensor in batch.items() if name != "image"}
+    if IMAGE_TOKENS in tokens and imaged:
         batch[IMAGE_TOKENS] = tokens[IMAGE_TOKENS][batch["row"]]
     if TEXT_TOKENS in tokens and "text" in batch:
         batch[TEXT_TOKENS] = tokens[TEXT_TOKENS][batch["row"], : batch["text"].shape[1]]
@@ -73,7 +73,7 @@ def with_tokens(tokens: State, batch: Batch) -> Batch:
 
 def with_report(tokens: Tensor, batch: Batch) -> Batch:
     """The batch with ``tokens`` [M, T, W] of the reports that it drew."""
-    return batch | {TEXT_TOKENS: tokens[batch[REPORT].to(tokens.device), : batch["text"].shape[1]]}
+    return batch | {TEXT_TOKENS: tokens[batch[DRAWN_REPORT].to(tokens.device), : batch["text"].shape[1]]}
 
 
 def tokens_of(model: Any, batch: Batch) -> State:
@@ -138,7 +138,7 @@ class FrozenFeatures:
 
     def _with_tokens(self, split: str, batch: Batch) -> Batch:
         with_all = moved(with_tokens(self._of(split), batch), self._device)
-        return self._of_report(with_all) if REPORT in batch else with_all
+        return self._of_report(with_all) if DRAWN_REPORT in batch else with_all
 
     def _of_report(self, batch: Batch) -> Batch:
         return moved(with_report(self._of(REPORTS)[TEXT_TOKENS], batch), self._device)
@@ -154,7 +154,7 @@ class FrozenFeatures:
         if split != REPORTS:
             batches: Iterator[Batch] = self._data.batches(split, ROWS, drop_last=False)
             return batches
-        return ({**batch, "row": batch[REPORT]} for batch in self._data.report_batches(ROWS))
+        return ({**batch, "row": batch[DRAWN_REPORT]} for batch in self._data.report_batches(ROWS))
 
     @property
     def _device(self) -> torch.device:
@@ -241,11 +241,11 @@ class FixedFeatures:
         """The batch with the tokens of its rows."""
         tokens = self._tokens_by(client, state, own)
         # Tokens are kept by record: one whose report was drawn anew goes through the text tower.
-        return batch if tokens is None or REPORT in batch else with_tokens(tokens, batch)
+        return batch if tokens is None or DRAWN_REPORT in batch else with_tokens(tokens, batch)
 
     def pooled(self, client: Client, batch: Batch, state: State, own: State | None) -> VLOutput | None:
         """What the heads of the anchor read; None where an objective needs tokens as well."""
-        if REPORT in batch or LOCAL & set(client.hooks.needs) or self._tokens_by(client, state, own) is None:
+        if DRAWN_REPORT in batch or LOCAL & set(client.hooks.needs) or self._tokens_by(client, state, own) is None:
             return None
         key = self._key(client, state, own, "alignment")
         if key not in self._pooled:

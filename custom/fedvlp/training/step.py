@@ -23,6 +23,12 @@ logger = logging.getLogger(__name__)
 IDLE = "idle"
 """Name of an empty tensor in the place of the optimiser's own, for a parameter without a gradient so far."""
 
+REMEDY = (
+    "give it images with reports, leave it out (partition.left_out), or choose a method or objective that takes what "
+    "it has: car-mfl and creamfl take either half, partition.retrieve lends reports to images"
+)
+"""What to do for a site without records that the loss is for."""
+
 Losses = Callable[[Batch], dict[str, Tensor]]
 
 
@@ -140,11 +146,9 @@ class Stepper:
         if not terms:
             raise NoLossError(
                 f"{self.client.name}: the objective has no term for a batch of {', '.join(sorted(batch))}: a modality "
-                "is missing that this method does not complete; choose another method or objective for this site",
-                public=(
-                    "the objective has no loss for this site's records: a modality is missing that this method "
-                    "does not complete; choose another method or objective for this site"
-                ),
+                f"is missing that this method does not complete; {REMEDY}",
+                public=f"the objective has no loss for this site's records: a modality is missing that this method "
+                f"does not complete; {REMEDY}",
             )
         loss: Any = sum(terms.values())
         return loss

@@ -15,8 +15,8 @@ from support.laboratory import OUR_SOURCES, SOURCES
 from support.published import COLLECTIONS, chexpert_row, film, openi_of_kaggle, table
 
 from fedvlp.data import images
+from fedvlp.data.sources.listed import by_patient
 from fedvlp.data.sources.openi import OpenISource
-from fedvlp.data.sources.published import by_patient
 from fedvlp.data.sources.tabular import CheXpertSource, COVIDxSource, NIHSource
 from studies.collections.retina import BRSETSource, MBRSETSource
 

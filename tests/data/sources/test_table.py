@@ -30,7 +30,8 @@ from fedvlp.data import delimited
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.images import ImageNames
 from fedvlp.data.report_text import clean_report, is_missing
-from fedvlp.data.sources.table import BY_IMAGE, BY_STUDY, TableSource, draw_splits
+from fedvlp.data.sources.listed import draw_splits
+from fedvlp.data.sources.table import BY_ROW, BY_STUDY, TableSource
 
 Image = pytest.importorskip("PIL.Image")
 PAIRS = Path(__file__).parents[3].parent / "shared" / "data" / "real-cxr" / "pairs.csv"
@@ -98,7 +99,8 @@ def test_a_table_becomes_a_cohort(tmp_path: Path) -> None:
 
 
 def test_every_field_is_a_plain_value_that_json_can_hold() -> None:
-    assert {type(field.default) for field in fields(TableSource)[1:]} <= {str, int, float, type(None)}
+    given = [field.default for field in fields(TableSource) if field.name != "path"]
+    assert {type(default) for default in given} <= {str, int, float, type(None)}
 
 
 def test_unusable_rows_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -110,14 +112,15 @@ def test_unusable_rows_are_skipped_and_counted(tmp_path: Path, caplog: pytest.Lo
     bad = [
         (rows[0][0], REPORT, "train", "duplicate image"),
         ("./" + rows[0][0], REPORT, "train", "duplicate image"),
-        (extra["a"], "", "train", "empty report"),
-        (extra["b"], " \n ", "train", "empty report"),
-        (extra["c"], "NaN", "train", "empty report"),
+        ("", "", "train", "neither image nor report"),
+        ("NaN", " \n ", "train", "neither image nor report"),
+        ("none", "NaN", "train", "neither image nor report"),
         (extra["d"], "Canary effusion", "train", "report too short"),
         (extra["e"], "1. Canary. Normal.", "train", "report too short"),
         (extra["f"], REPORT, "holdout", "unknown split"),
         ("absent.png", REPORT, "train", "missing image"),
-        ("", REPORT, "train", "no image name"),
+        ("", "Canary effusion", "train", "report too short"),
+        (extra["a"], REPORT, "", "unknown split"),
         ("cut.png", REPORT, "train", "corrupt image"),
         ("words.png", REPORT, "train", "unsupported image format"),
         ("flat.png", REPORT, "train", "constant image"),
@@ -128,7 +131,7 @@ def test_unusable_rows_are_skipped_and_counted(tmp_path: Path, caplog: pytest.Lo
     counted = {name.removeprefix("skipped: "): n for name, n in summary.items() if name.startswith("skipped: ")}
     assert counted == Counter(reason for *_, reason in bad)
     assert len(cohort) == 12
-    assert summary["rows"] == 25
+    assert summary["rows"] == 26
     assert "anary" not in caplog.text
     assert str(tmp_path) not in caplog.text
     pixels = cohort.images(np.arange(12))
@@ -566,7 +569,7 @@ def test_no_study_is_in_two_splits_where_patients_are_missing(tmp_path: Path) ->
     assert cohort.patients[2] == cohort.patients[3] != cohort.patients[0]
     assert len({cohort.patients[i] for i in range(0, 60, 10)}) == 6, "each study its own patient"
     assert summary[BY_STUDY] == 13
-    assert BY_IMAGE not in summary
+    assert BY_ROW not in summary
 
 
 def test_without_a_column_of_patients_the_study_is_the_patient(tmp_path: Path) -> None:
@@ -575,7 +578,7 @@ def test_without_a_column_of_patients_the_study_is_the_patient(tmp_path: Path) -
     assert all(len(splits) == 1 for splits in splits_of_studies(cohort))
     assert summary["patients"] == 30
     assert summary[BY_STUDY] == 60
-    assert replace(source, study_column="").summary()[BY_IMAGE] == 60
+    assert replace(source, study_column="").summary()[BY_ROW] == 60
 
 
 def test_a_patient_and_a_study_are_one_however_they_are_written(tmp_path: Path) -> None:
@@ -607,7 +610,7 @@ def test_the_number_of_a_visit_is_a_study_of_each_patient(tmp_path: Path) -> Non
     cohort, summary = people(tmp_path, ["a", "a", "b", "b", "a", ""], ["1", "1", "1", "1", "2", "1"]).prepare()
     assert [cohort.studies.index(name) for name in cohort.studies] == [0, 0, 2, 2, 4, 5]
     assert [cohort.patients.index(name) for name in cohort.patients] == [0, 0, 2, 2, 0, 5]
-    assert summary[BY_IMAGE] == 1
+    assert summary[BY_ROW] == 1
 
 
 def test_drawn_splits_are_disjoint_by_patient_and_repeatable(tmp_path: Path) -> None:
@@ -741,10 +744,95 @@ def test_free_text_is_no_label(tmp_path: Path) -> None:
 def test_images_without_text(tmp_path: Path) -> None:
     rows = good(tmp_path, 4)
     rows[0][1] = ""
-    kept = TableSource(write(tmp_path, rows), image_size=16, min_report_words=0).build()
-    assert kept.reports[0] == ""
-    assert kept.reports[1] != ""
+    rows[1][1] = "Canary effusion"
+    kept, summary = TableSource(write(tmp_path, rows), image_size=16, min_report_words=0).prepare()
+    assert (kept.reports[0], kept.reports[3]) == ("canary effusion", "")
+    assert summary["with an image alone"] == 1
+    assert "skipped: report too short" in TableSource(write(tmp_path, rows), image_size=16, max_skipped=1).summary()
     assert TableSource(write(tmp_path, rows), image_size=16, report_column="").build().reports == ("",) * 4
+
+
+def halves(folder: Path, rows: list[list[str]]) -> tuple[list[list[str]], list[str]]:
+    """Two pairs of one patient, two images of another, then two reports of a third and one of nobody's."""
+    table = [[*row[:2], row[3], "study" + row[3][-1]] for row in rows[:4]]
+    table[2][1] = table[3][1] = ""
+    said = "Canary pneumothorax on the right."
+    table += [["", said, "Canary^9", "study9"], ["", "Canary heart is large.", "Canary^9", "study8"]]
+    return [*table, ["", said, "", ""]], ["image", "report", "patient_id", "study_id"]
+
+
+def test_rows_have_an_image_a_report_or_both(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Pairs stand first, then images, then reports. A report's id does not depend on where in the table it stands."""
+    table, header = halves(tmp_path, good(tmp_path, 4))
+    with caplog.at_level(logging.DEBUG):
+        cohort, summary = TableSource(write(tmp_path, table, header), image_size=16).prepare()
+    assert cohort.has_image().tolist() == [True] * 4 + [False] * 3
+    assert cohort.has_report().tolist() == [True, True, False, False, True, True, True]
+    assert cohort.reports[4] == cohort.reports[6] == "canary pneumothorax on the right"
+    assert len(set(cohort.ids)) == 7
+    assert len(set(cohort.patients)) == 4, "a report of nobody is a patient of its own"
+    assert [summary[name] for name in ("rows", "used", "with an image alone", "with a report alone")] == [7, 7, 2, 3]
+    assert summary["without patient: each its own"] == 1
+    assert not cohort.images(np.array([4, 6])).any(), "no pixel is made up"
+    assert cohort.images(np.array([3])).any()
+    assert cohort.files is not None
+    assert cohort.files[4] is None
+    assert "anary" not in caplog.text
+
+    turned = TableSource(write(tmp_path, table[::-1], header), image_size=16).build()
+    assert set(turned.ids) == set(cohort.ids)
+    again = [*table, table[4], ["", table[5][1].upper(), *table[5][2:]]]
+    counted = TableSource(write(tmp_path, again, header), image_size=16, max_skipped=0.5).summary()
+    assert (counted["used"], counted["skipped: duplicate report"]) == (7, 2)
+    beside = [*table, ["", *table[0][1:]]]  # the report of a pair once more, without its image
+    assert TableSource(write(tmp_path, beside, header), image_size=16).summary()["skipped: duplicate report"] == 1
+
+
+def test_equal_reports_of_people_whom_the_table_does_not_tell_apart_are_all_kept(tmp_path: Path) -> None:
+    path = write(tmp_path, [[REPORT], [REPORT], ["Canary heart is large."]], ["report"])
+    cohort, summary = TableSource(path, image_column="", image_size=16).prepare()
+    assert (len(set(cohort.ids)), len(set(cohort.patients)), summary["used"]) == (3, 3, 3)
+    assert cohort.images(np.arange(3)).shape == (3, 16, 16)
+    message = silent_error(TableSource(path, image_size=16))
+    assert "table of reports without images: set image_column=" in message
+    assert "name one of them" in silent_error(TableSource(path, image_column="", report_column=""))
+    empty = write(tmp_path, [[REPORT, "1"], ["", "2"]], ["report", "number"])
+    assert TableSource(empty, image_column="", image_size=16, max_skipped=0.5).summary()["skipped: empty report"] == 1
+
+
+def test_a_report_that_has_lost_its_image_is_no_report_alone(tmp_path: Path) -> None:
+    """A name without a file is damage, and counted as such; so is an image that cannot be read."""
+    table, header = halves(tmp_path, good(tmp_path, 4))
+    (tmp_path / table[0][0]).unlink()
+    (tmp_path / table[1][0]).write_bytes(b"canary")
+    summary = TableSource(write(tmp_path, table, header), image_size=16, max_skipped=0.5).summary()
+    assert summary["used"] == 5
+    assert summary["skipped: missing image"] == summary["skipped: unsupported image format"] == 1
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "parquet"])
+def test_json_and_parquet_have_rows_of_either_half_too(form: str, tmp_path: Path) -> None:
+    table, header = halves(tmp_path, good(tmp_path, 4))
+    records = [{name: cell or None for name, cell in zip(header, row, strict=True)} for row in table]
+    path = tmp_path / f"pairs.{form}"
+    if form == "parquet":
+        parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+        parquet.write_table(arrow.Table.from_pylist(records), path)
+    elif form == "json":
+        path.write_text(json.dumps(records), encoding="utf-8")
+    else:
+        path.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    expected = TableSource(write(tmp_path, table, header), image_size=16).build()
+    assert TableSource(str(path), image_size=16).build().fingerprint == expected.fingerprint
+
+
+def test_the_fingerprint_sees_which_rows_have_an_image(tmp_path: Path) -> None:
+    table, header = halves(tmp_path, good(tmp_path, 4))
+    prints = []
+    for lost in (None, 0, 1):
+        rows = [["" if index == lost else row[0], *row[1:]] for index, row in enumerate(table)]
+        prints.append(TableSource(write(tmp_path, rows, header), image_size=16).build().fingerprint)
+    assert len(set(prints)) == 3
 
 
 def test_small_sites_and_rows_without_a_site(tmp_path: Path) -> None:
@@ -932,7 +1020,7 @@ def test_a_patient_in_two_splits_is_refused_before_an_image_is_decoded(
         (tmp_path / f"{number}.png").write_bytes(b"no image")
         lines.append(f"{number}.png,no effusion is seen,{patient},{split}")
     (tmp_path / "pairs.csv").write_text("\n".join(lines))
-    monkeypatch.setattr("fedvlp.data.sources.table.films", lambda *_: pytest.fail("decoded"))
+    monkeypatch.setattr("fedvlp.data.sources.listed.films", lambda *_: pytest.fail("decoded"))
     with pytest.raises(ValueError, match="1 of 2 patients are in more than one split") as refused:
         TableSource(str(tmp_path / "pairs.csv")).build()
     assert "row 2 (val) and row 4 (test) are one patient's" in str(refused.value)

@@ -5,36 +5,24 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import logging
 import math
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import chain
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedvlp.data.burned_in import HEADER
-from fedvlp.data.cache_build import SERIAL, Building
-from fedvlp.data.cohort import Cohort, HeldQuestions, Question, Rows, digest
-from fedvlp.data.images import films, unsearched
-from fedvlp.data.masks import Box, BoxMasks
-from fedvlp.data.screening import DataSource, Screened
-from fedvlp.data.sources.table import draw_splits
-from fedvlp.data.subgroups import table_of
+from fedvlp.data.sources.listed import Images, Listed, Listing
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-T = TypeVar("T")
-
-log = logging.getLogger(__name__)
+__all__ = ["Images", "Listing"]
 
 LONGEST_CELL = 2**26
 """Characters of a table's cell, at most: outlines and long reports exceed the 131,072 of Python's default."""
@@ -158,20 +146,6 @@ def refuse_absent(source: str, missing: int, total: int, most: float, what: str 
         )
 
 
-def by_patient(patients: Sequence[str], splits: Sequence[str]) -> tuple[list[str], int]:
-    """``splits`` with every patient in one of them, and how many rows that moved.
-
-    Where a collection has a patient in several splits, all rows of the patient go to the one that is held out most:
-    test, then val, then train. "" (to be drawn) gives way to any of them.
-    """
-    rank = {"": 0, "train": 1, "val": 2, "test": 3}
-    held: dict[str, str] = {}
-    for patient, split in zip(patients, splits, strict=True):
-        held[patient] = max(split, held.get(patient, ""), key=rank.__getitem__)
-    settled = [held[patient] for patient in patients]
-    return settled, sum(one != other for one, other in zip(settled, splits, strict=True))
-
-
 @contextmanager
 def _text(name: str, file: Path) -> Iterator[IO[str]]:
     """Opens a table as text; of a zip archive, its first CSV. Raises ValueError for an archive that has none.
@@ -195,114 +169,14 @@ def _text(name: str, file: Path) -> Iterator[IO[str]]:
             yield lines
 
 
-@dataclass(frozen=True, eq=False)
-class Listing:
-    """The N usable rows of a collection before any image is read."""
-
-    source: str  # name of the source, for messages and hashes
-    keys: Sequence[str]  # the collection's own name of each row, unique
-    patients: Sequence[str]
-    studies: Sequence[str]
-    reports: Sequence[str]  # "" where a row has no text
-    labels: np.ndarray  # [N, L] float32, as in a cohort
-    names: tuple[str, ...]  # of the L labels
-    splits: Sequence[str]  # "train", "val", "test"; "" is drawn by patient
-    files: Sequence[Path] | None = None  # image of each row; None: no image is read
-    left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> rows of the collection that are not listed
-    unsure: Mapping[str, int] = field(default_factory=dict)  # what nothing is known of -> listed rows
-    phi: Mapping[str, int] = field(default_factory=dict)  # kind of identifier -> raw reports that hold one
-    questions: Sequence[tuple[Question, ...]] | None = None  # about each row's image; None: the collection has none
-    boxes: Mapping[str, Sequence[tuple[Box, ...]]] | None = None  # structure -> outlines of each row's; None: no masks
-    subgroups: Mapping[str, Sequence[str]] = field(
-        default_factory=dict
-    )  # sex, age, ... -> that of each row; "" unknown
-    people: str = ""  # the source whose records and patients these are, where it is another
-
-    def of_rows(self, rows: Sequence[int]) -> Listing:
-        """The listing of these ``rows`` alone."""
-
-        def pick(column: Sequence[T]) -> list[T]:
-            return [column[row] for row in rows]
-
-        columns = ("keys", "patients", "studies", "reports", "splits", "files", "questions")
-        given: dict[str, Any] = {name: pick(column) for name in columns if (column := getattr(self, name)) is not None}
-        if self.boxes is not None:
-            given["boxes"] = {name: pick(column) for name, column in self.boxes.items()}
-        given["subgroups"] = {name: pick(column) for name, column in self.subgroups.items()}
-        return replace(self, labels=self.labels[list(rows)], **given)
-
-    def hashed(self, kind: str, values: Sequence[str]) -> tuple[str, ...]:
-        """The values as hashes of 16 hex digits, different for each collection and ``kind``."""
-        return tuple(digest(self.people or self.source, kind, value)[:16] for value in values)
-
-
-class Images(Protocol):
-    """Reader of the N images of a listing."""
-
-    @property
-    def skipped(self) -> dict[int, str]:
-        """Row -> reason, for the rows that have no readable image."""
-        ...
-
-    @property
-    def checksums(self) -> np.ndarray:
-        """A checksum of each row's pixels, [N] uint32."""
-        ...
-
-    @property
-    def stored(self) -> Sequence[str]:
-        """How each row's file stores its image, "" where that is not known."""
-        ...
-
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """uint8 [n, S, S], in colour [n, S, S, 3], of ``rows`` [n]."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class Repeated:
-    """Reader of N rows of which row i has the image ``owner[i]`` of another reader."""
-
-    images: Images
-    owner: np.ndarray  # [N] int64
-
-    @property
-    def skipped(self) -> dict[int, str]:
-        """Row -> reason, for the rows that have no readable image."""
-        unread = self.images.skipped
-        return {row: unread[index] for row, index in enumerate(self.owner.tolist()) if index in unread}
-
-    @property
-    def checksums(self) -> np.ndarray:
-        """CRC-32 of each row's pixels, [N] uint32."""
-        return self.images.checksums[self.owner]
-
-    @property
-    def stored(self) -> Sequence[str]:
-        """How each row's file stores its image."""
-        of_images = self.images.stored
-        return [of_images[index] for index in self.owner.tolist()]
-
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """uint8 [n, S, S] or [n, S, S, 3] of ``rows`` [n]."""
-        return self.images(self.owner[np.asarray(rows, dtype=np.int64)])
-
-
 @dataclass(frozen=True, kw_only=True)
-class Published(DataSource):
+class Published(Listed):
     """Base class of the sources of published collections: a source implements ``listing``."""
 
     known: ClassVar[str] = ""  # name of the source, as in ``SOURCES``; "": its module's
-    table: ClassVar[str] = ""  # usual value of ``path``, relative to root, as the collection is published
     needs: ClassVar[tuple[str, ...]] = ()  # what else a published folder has to hold; "a or b" is either
     published_as: ClassVar[Mapping[str, str]] = {}  # field -> item of the folder, if there; ``path`` is ``table``
 
-    image_size: int = 256  # side of the decoded square, pixels
-    val_fraction: float = 0.1  # of the patients, 0..1, where the collection has no validation split
-    test_fraction: float = 0.2  # of the patients, 0..1, where the collection has no test split
-    seed: int = 0  # of the drawn splits
-    cache: str | None = None  # folder for decoded images and for tokens; None: made in memory by every process
-    burned_in: str = HEADER  # text in images: search | header | accept; what is published has been looked at
     max_missing: float = 0.0  # of the images, 0..1: how many may not be under root, as where a part was downloaded
 
     @classmethod
@@ -326,133 +200,18 @@ class Published(DataSource):
         """What messages call the source: its name in ``SOURCES``."""
         return cls.known or cls.__module__.rpartition(".")[2]
 
-    def listing(self) -> Listing:
-        """The usable rows. Raises ValueError that names missing tables or columns, or counts missing files."""
-        raise NotImplementedError
-
     def _present(self) -> Listing:
         """The listing of the rows whose images are there. Raises ValueError for more without than ``max_missing``."""
         listing = self.listing()
         if listing.files is None:
             return listing
-        there = {file: file.is_file() for file in dict.fromkeys(listing.files)}
+        there = {file: file.is_file() for file in dict.fromkeys(listing.files) if file is not None}
         refuse_absent(listing.source, sum(not one for one in there.values()), len(there), self.max_missing)
-        rows = [row for row, file in enumerate(listing.files) if there[file]]
+        rows = [row for row, file in enumerate(listing.files) if file is None or there[file]]
         if len(rows) == len(listing.files):
             return listing
         left_out = {**listing.left_out, "image not under root": len(listing.files) - len(rows)}
         return replace(listing.of_rows(rows), left_out=left_out)
-
-    def build(self) -> Cohort:
-        """Reads tables and images. Raises ValueError if something of the collection is missing."""
-        return self.prepare()[0]
-
-    def prepare(self, most: int | None = None, building: Building = SERIAL) -> tuple[Cohort, dict[str, int]]:
-        """The cohort, and a summary: what is counted -> number of rows. ``most`` takes the first usable rows only.
-
-        Ids, patients and studies are hashed; splits that are not given are drawn by patient; rows with unreadable
-        images are left out and counted. Raises ValueError as ``listing`` does, and if no row is usable.
-        """
-        return self.screen(most, building).prepare()
-
-    def undecoded(self) -> Cohort:
-        """The records without their images, as for counts. Raises ValueError as ``listing`` does."""
-        return self._prepare(replace(self.listing(), files=None), None, SERIAL, {})[0]
-
-    def screen(self, most: int | None = None, building: Building = SERIAL) -> Screened:
-        """The reports, searched, before any image is decoded. Raises ValueError as ``prepare`` does."""
-        listing = self._present()
-        if not listing.keys:
-            raise ValueError(f"{listing.source} source: no usable record; look at path and root")
-        skipped: dict[str, list[str]] = {}
-        decode = partial(self._prepare, listing, most, building, skipped)
-        return Screened(listing.phi, len(listing.keys), decode, skipped)
-
-    def _prepare(
-        self, listing: Listing, most: int | None, building: Building, skipped: dict[str, list[str]]
-    ) -> tuple[Cohort, dict[str, int]]:
-        """``prepare`` of what is listed; ``skipped`` takes the names of the rows whose images cannot be read."""
-        rows = np.arange(len(listing.keys))[:most]
-        ids = listing.hashed("record", listing.keys)
-        images = self._images(listing, ids, len(rows), building)
-        if images is not None:
-            unreadable = images.skipped
-            rows = np.array([row for row in rows.tolist() if row not in unreadable], dtype=np.int64)
-            for row, reason in unreadable.items():
-                skipped.setdefault(reason, []).append(listing.keys[row])
-        if not len(rows):
-            raise ValueError(f"{listing.source} source: none of {len(ids)} images can be read")
-        cohort = self._cohort(listing, ids, rows, images)
-        summary = {"rows": len(ids) + sum(listing.left_out.values()), "used": len(cohort)}
-        summary["patients"] = len(set(cohort.patients))
-        if moved := by_patient(listing.patients, listing.splits)[1]:
-            summary["moved to the split of their patient"] = moved
-        summary |= {f"skipped: {reason}": count for reason, count in listing.left_out.items()}
-        summary |= listing.unsure
-        if images is not None:
-            summary |= {f"skipped: {reason}": len(names) for reason, names in sorted(skipped.items())}
-            if self.burned_in != HEADER:  # which goes without saying
-                summary |= unsearched(self.burned_in, len(rows), listing.source)
-        log.info("%s source: %s", listing.source, ", ".join(f"{name} {count}" for name, count in summary.items()))
-        return cohort, summary
-
-    def _images(self, listing: Listing, ids: Sequence[str], most: int, building: Building) -> Images | None:
-        """The reader of the first ``most`` images; None for a collection without.
-
-        A file that several rows have is decoded and kept once.
-        """
-        if listing.files is None:
-            return None
-        files = list(dict.fromkeys(listing.files[:most]))
-        number = {file: index for index, file in enumerate(files)}
-        first: dict[int, str] = {}  # number of a file -> id of the first row that has it
-        owner = np.array([number[file] for file in listing.files[:most]], dtype=np.int64)
-        for name, index in zip(ids, owner.tolist(), strict=False):
-            first.setdefault(index, name)
-        given = (self.image_size, self.cache, building, self.burned_in, self.in_colour)
-        images = films(listing.source, [first[index] for index in range(len(files))], files, *given)
-        return images if len(files) == len(owner) else Repeated(images, owner)
-
-    def _cohort(self, listing: Listing, ids: Sequence[str], rows: np.ndarray, images: Images | None) -> Cohort:
-        """The cohort of the chosen rows [n] of a listing."""
-
-        def pick(column: Sequence[T]) -> tuple[T, ...]:
-            return tuple(column[row] for row in rows)
-
-        ids, reports, labels = pick(ids), pick(listing.reports), listing.labels[rows]
-        patients = listing.hashed("patient", pick(listing.patients))
-        given = pick(by_patient(listing.patients, listing.splits)[0])
-        val = 0.0 if "val" in given else self.val_fraction
-        test = 0.0 if "test" in given else self.test_fraction
-        drawn = draw_splits(patients, None, val, test, self.seed).tolist()
-        splits = np.array([published or draw for published, draw in zip(given, drawn, strict=True)])
-        content = [digest(*column) for column in (ids, patients, reports, listing.names, splits.tolist())]
-        asked = None if listing.questions is None else pick(listing.questions)
-        boxes = None if listing.boxes is None else {name: pick(of_rows) for name, of_rows in listing.boxes.items()}
-        content += [] if asked is None else [digest(*map(_contents, chain.from_iterable(asked)))]
-        subgroups, subgroup_names = table_of({name: pick(given) for name, given in listing.subgroups.items()})
-        checksums = b"" if images is None else images.checksums[rows].astype("<u4").tobytes()
-        return Cohort(
-            ids=ids,
-            patients=patients,
-            studies=listing.hashed("study", pick(listing.studies)),
-            reports=reports,
-            labels=labels,
-            label_names=listing.names,
-            splits=splits,
-            sites=None,
-            images=NoImages(self.image_size) if images is None else Rows(images, rows),
-            fingerprint=digest(*content, labels.astype("<f4").tobytes(), checksums),
-            imaged=np.full(len(ids), images is not None),
-            phi=dict(listing.phi),
-            masks=None if boxes is None else BoxMasks(boxes, self.image_size),
-            questions=None if asked is None else HeldQuestions(asked),
-            channels=3 if images is not None and self.in_colour else 1,
-            subgroups=subgroups,
-            subgroup_names=subgroup_names,
-            stored=None if images is None else pick(images.stored),
-            files=None if listing.files is None else pick(listing.files),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -464,19 +223,3 @@ class Photographs(Published):
     @property
     def in_colour(self) -> bool:
         return self.colour
-
-
-def _contents(question: Question) -> str:
-    """A hash that changes whenever the question or an answer does."""
-    return digest(question.text, question.kind, question.common, *question.answers)
-
-
-@dataclass(frozen=True)
-class NoImages:
-    """Reader for a cohort without images: black squares, which no model sees because ``Cohort.imaged`` is False."""
-
-    size: int  # pixels
-
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """Zeros, uint8 [n, size, size], for ``rows`` [n]."""
-        return np.zeros((len(rows), self.size, self.size), dtype=np.uint8)

@@ -1,44 +1,42 @@
-"""Image-text pairs from a CSV table and a folder of radiographs: the source for a hospital's own export."""
+"""Images, reports, or both from a CSV table and a folder of radiographs: the source for a hospital's own export."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from fedvlp.core.types import MODALITIES
 from fedvlp.core.validate import require
 from fedvlp.data import delimited, report_text
-from fedvlp.data.burned_in import REASON, SEARCH, check_choice
-from fedvlp.data.cache import ImageCache
-from fedvlp.data.cache_build import SERIAL, Building
-from fedvlp.data.cohort import Cohort, digest
-from fedvlp.data.images import MISSING, NO_NAME, OUTSIDE, SEVERAL, ImageNames, films, unsearched
+from fedvlp.data.burned_in import SEARCH, check_choice
+from fedvlp.data.cohort import digest
+from fedvlp.data.images import MISSING, NO_NAME, OUTSIDE, SEVERAL, ImageNames
 from fedvlp.data.labels import ONE_CLASS, findings_in, separator_of
 from fedvlp.data.masks import read_masks
 from fedvlp.data.record_ids import mangled, normalised, one_number
 from fedvlp.data.report_text import is_rtf, lacks_letters, plain
-from fedvlp.data.screening import BY_VIEW, DataSource, Screened, searched
 from fedvlp.data.sentences import SentenceTable, read_sentence_table
-from fedvlp.data.subgroups import AGE, VIEW, table_of, view_of
+from fedvlp.data.sources.listed import BELOW_ROOT, Listed, Listing, Masks
+from fedvlp.data.subgroups import AGE, VIEW
 from fedvlp.data.table_files import as_csv
+from fedvlp.data.text_restoration import restorations
 
 log = logging.getLogger(__name__)
 
-BELOW_ROOT = {"below_root": True}
-"""Metadata of a source's field that is a file or a folder of the data set: at a site it lies below the set's root."""
-
 _SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val"}
 _SPLITS |= {"dev": "val", "test": "test", "testing": "test"}
-BY_STUDY, BY_IMAGE = "without patient: that of their study", "without patient: each image its own"
+BY_STUDY, BY_ROW = "without patient: that of their study", "without patient: each its own"
 """What a summary counts of rows that name no patient."""
 
+EMPTY, NEITHER, REPEATED = "empty report", "neither image nor report", "duplicate report"
 RTF, OTHER_LETTERS, SHORT = "report in RTF", "report in other than Latin letters", "report too short"
 GARBLED, SPLIT = "report with garbled letters", "unknown split"
 MOST_LOST = 0.1
@@ -65,41 +63,41 @@ REMEDIES = {
 _TRUTH = {"true": 1.0, "false": 0.0}  # as spreadsheets and pandas write them
 _MAX_CLASSES = 64  # a text column with more distinct values is no label
 LABELS = "label_columns names columns of 1, 0, -1 and empty cells, or one column of words that are the classes"
-_ID, _TEXT, _NUMBER, _UNEVEN = (
-    "\0id",
-    "\0text",
-    "\0number",
-    "\0uneven",
-)  # keys added to a row; no column has such a name
-Row = dict[str, str]
+Skipped = Mapping[str, Sequence[str]]
+"""Why rows cannot be used -> their numbers, from 1 on, below the header."""
 
 
-class _Skips:
-    """The numbers of the rows that cannot be used, by reason."""
+class Line(NamedTuple):
+    """A row of a table as it was read."""
 
-    def __init__(self, total: int, most: float) -> None:
-        self.rows: dict[str, list[str]] = {}
-        self._total, self._most = total, most
+    number: str  # from 1 on, below the header
+    cells: dict[str, str]  # column -> cell
+    uneven: str  # why it cannot be used, where it has other cells than the table has columns
 
-    def add(self, reason: str, row: Row) -> None:
-        """Notes a row."""
-        self.rows.setdefault(reason, []).append(row[_NUMBER])
 
-    def check(self) -> None:
-        """Raises ValueError if more than ``most`` of the rows (0..1), or all of them, cannot be used."""
-        if self._total == 0:
-            raise ValueError("table source: the table has no row below its header; export it again")
-        bad = sum(map(len, self.rows.values()))
-        if bad == self._total or bad > self._most * self._total:
-            ordered = sorted(self.rows.items(), key=lambda item: -len(item[1]))
-            known = [
-                f"; {remedy}" for begin, remedy in REMEDIES.items() if any(one.startswith(begin) for one in self.rows)
-            ]
-            counts = [f"{reason} {len(rows)} (row {', '.join(rows[:5])})" for reason, rows in ordered]
-            raise ValueError(
-                f"table source: {bad} of {self._total} rows cannot be used, at most {self._most:.0%} may be: "
-                f"{'; '.join(counts)}. Repair them (row 1 is below the header), or raise max_skipped{''.join(known)}"
-            )
+class Usable(NamedTuple):
+    """A row that has an image, a report, or both."""
+
+    line: Line
+    name: str  # a hash that is its alone, and the same in every table that lists it
+    file: Path | None  # its image
+    text: str  # its report, cleaned; "" without
+    written: str  # and without markup alone
+
+
+def refuse_unusable(skipped: Skipped, total: int, most: float) -> None:
+    """Raises ValueError if more than ``most`` of ``total`` rows (0..1), or all of them, cannot be used."""
+    if total == 0:
+        raise ValueError("table source: the table has no row below its header; export it again")
+    bad = sum(map(len, skipped.values()))
+    if bad == total or bad > most * total:
+        ordered = sorted(skipped.items(), key=lambda item: -len(item[1]))
+        known = [f"; {remedy}" for begin, remedy in REMEDIES.items() if any(one.startswith(begin) for one in skipped)]
+        counts = [f"{reason} {len(rows)} (row {', '.join(rows[:5])})" for reason, rows in ordered]
+        raise ValueError(
+            f"table source: {bad} of {total} rows cannot be used, at most {most:.0%} may be: {'; '.join(counts)}. "
+            f"Repair them (row 1 is below the header), or raise max_skipped{''.join(known)}"
+        )
 
 
 class _People(NamedTuple):
@@ -108,57 +106,42 @@ class _People(NamedTuple):
     patients: tuple[str, ...]
     studies: tuple[str, ...]
     by_study: int  # rows without a patient that have the one of their study
-    by_image: int  # rows without patient and study, or with a study of several patients: each image its own patient
+    by_row: int  # rows without patient and study, or with a study of several patients: each its own patient
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Listed:
-    """A table that was read, before any image is. It shows nothing of its rows."""
+class TableSource(Listed):
+    """A CSV with a row for each image, for each report without one, or both. Names of columns may differ in case.
 
-    rows: list[Row]  # the usable ones
-    files: list[Path]  # image of each of them
-    present: set[str]  # columns named in the settings that the table has
-    skips: _Skips
-    total: int  # rows of the table
-    phi: dict[str, int]  # kind of identifier -> reports of the usable rows that hold one
-
-
-@dataclass(frozen=True)
-class TableSource(DataSource):
-    """A CSV with one row per image. A column that is named here and missing in the table is ignored unless required.
-    Names may differ in case.
+    A column that is named here and missing in the table is ignored unless required.
 
     Ids, patients and studies become hashes in memory, which no file has (data/record_ids.py); errors and logs hold
     counts and numbers of rows only.
     """
 
-    table: ClassVar[str] = ""  # usual name of the table; a hospital's own has none
-
     path: str = field(metadata=BELOW_ROOT)  # the CSV, with a header; packed (gz, bz2, xz, zip), JSON or parquet too
     root: str | None = None  # folder the image names are relative to and may not leave; None: the CSV's own
+    _: KW_ONLY
     image_size: int = 72  # side of the decoded square, pixels
-    image_column: str = "image"  # required; A/B joins two columns, as a folder and a name in it
+    # required; A/B joins two columns, as a folder and a name in it; "" for a table of reports alone
+    image_column: str = "image"
     suffix: str = ""  # of the images, where names lack it and a folder has several of one name: png, dcm, ...
     report_column: str = "report"  # required; "" for a table of images without text
     label_columns: tuple[str, ...] | str = ""  # required; names, or one string "a,b"; a column of words is made one-hot
     label_values: tuple[str, ...] | str = ""  # classes of a column of words, in order; "": those found, sorted
     label_separator: str = ""  # between several classes in a cell, as "|"; "": asked for where it seems so; none: one
     site_column: str = "site"
-    patient_column: str = "patient_id"  # absent: each study its own patient, or each image
-    study_column: str = "study_id"  # absent: each image its own study; a visit's number is counted with its patient
+    patient_column: str = "patient_id"  # absent: each study its own patient, or each row
+    study_column: str = "study_id"  # absent: each row its own study; a visit's number is counted with its patient
     split_column: str = "split"  # absent or "": drawn by patient, per site
     view_column: str = "view"  # AP, PA, ...: a subgroup, and images are counted by it; absent or "": not known
-    val_fraction: float = 0.1  # of the patients, when splits are drawn
-    test_fraction: float = 0.2  # of the patients, when splits are drawn
-    seed: int = 0  # of the drawn splits
-    min_report_words: int = 3  # rows with fewer words are skipped; 0 keeps them, as images without text
+    min_report_words: int = 3  # rows with shorter reports are skipped; 0 keeps them, as images alone
     # cleaned: words in small Latin letters | as written: for a text tower of another script | papers: as cleaned, but
     # that sentences of one word ("Cardiomegaly.") are dropped
     reports: str = report_text.CLEANED
     min_site_size: int = 0  # sites with fewer usable rows are left out
     max_skipped: float = 0.2  # more skipped rows than this part of the table is an error, 0..1
     sentence_table: str | None = field(default=None, metadata=BELOW_ROOT)  # CSV of data/sentences.py; None: no labels
-    cache: str | None = None  # folder for decoded images and for tokens; None: made in memory by every process
     burned_in: str = SEARCH  # text in images: search (pixels, where fedvlp[ocr] is installed) | header | accept
     # of image files, not 0 within a structure that the column is named after; names, or "a,b"; an empty cell: no mask
     mask_columns: tuple[str, ...] | str = ""
@@ -172,14 +155,6 @@ class TableSource(DataSource):
         """Whether reports are words alone (report_text.clean_report), and so are the phrases that a model is asked."""
         return self.reports != report_text.AS_WRITTEN
 
-    def build(self) -> Cohort:
-        """Reads the table and its images. Raises ValueError as ``prepare`` does."""
-        return self.prepare()[0]
-
-    def summary(self) -> dict[str, int]:
-        """What is counted (rows, used, "skipped: <reason>", ...) -> how many. Reads everything, as ``build`` does."""
-        return self.prepare()[1]
-
     def folder(self) -> Path:
         """The folder that names of images are relative to. Two images of one name are one image only in one folder."""
         return (Path(self.root) if self.root else Path(self.path).parent).resolve()
@@ -188,67 +163,93 @@ class TableSource(DataSource):
         """Whether the table says whose each row is. Raises ValueError for a file that is no table."""
         return self.site_column != "" and self.site_column in self._read(self._named())[1]
 
-    def prepare(self, most: int | None = None, building: Building = SERIAL) -> tuple[Cohort, dict[str, int]]:
-        """The cohort and its ``summary``. ``most`` takes the first usable rows only, as a quick check.
+    def modalities_by_site(self) -> dict[str, tuple[str, ...]]:
+        """Site ("" where no column says it) -> which of image and text any of its rows has, by the table alone.
 
+        Sites without either are left out.
+        """
+        lines, columns = self._read(self._named())
+        present = self._present_columns(columns)
+        held: dict[str, set[str]] = {}
+        for line in lines:
+            site = line.cells[self.site_column] if self.site_column in present else ""
+            halves = {"image": self.image_column, "text": self.report_column}
+            has = {name for name, column in halves.items() if column and not report_text.is_missing(line.cells[column])}
+            held.setdefault(site, set()).update(has)
+        return {site: tuple(name for name in MODALITIES if name in held[site]) for site in sorted(held) if held[site]}
+
+    def listing(self) -> Listing:
+        """The usable rows: pairs, then images alone, then reports alone.
+
+        Only the column of the reports is searched: one that credits the authors of published images names no patient.
         Raises ValueError if a setting is out of range, the file or a required column is missing, labels are none of
         1, 0, -1 and empty, or more than ``max_skipped`` of the rows cannot be used.
         """
-        return self.screen(most, building).prepare()
-
-    def screen(self, most: int | None = None, building: Building = SERIAL) -> Screened:
-        """The usable rows' reports, searched, before any image is decoded. Raises ValueError as ``prepare`` does.
-
-        Only the column of the reports is searched: one that credits the authors of published images names no patient.
-        """
         self._check()
-        table, columns = self._read(self._named())
-        present = self._present(columns)
-        self._check_ids(table, sorted({self.patient_column, self.study_column} & present))
-        skips = _Skips(len(table), self.max_skipped)
-        rows, files = self._select(table, present, self.folder(), skips)
-        skips.check()  # before hours of decoding
-        self._check_findings(rows)
-        self._check_splits(rows, present)
-        reported = rows[:most] if self.report_column else []
-        texts = [row[self.report_column] for row in reported]
-        phi = searched(self.cache, texts, (row[_NUMBER] for row in reported))
-        listed = _Listed(rows, files, present, skips, len(table), dict(phi))
-        return Screened(phi, len(rows[:most]), partial(self._prepare, listed, most, building), skips.rows)
+        lines, columns = self._read(self._named())
+        present = self._present_columns(columns)
+        self._check_ids(lines, sorted({self.patient_column, self.study_column} & present))
+        rows, skipped = self._select(lines, present)
+        refuse_unusable(skipped, len(lines), self.max_skipped)
+        rows.sort(key=lambda row: (row.file is None, row.text == ""))
+        cells = [row.line.cells for row in rows]
+        self._check_findings(cells)
+        labels, names = _labels(
+            cells, _names(self.label_columns), _names(self.label_values), self.label_separator or ONE_CLASS
+        )
+        people = self._people(rows, present)
+        splits = [_SPLITS[row[self.split_column].lower()] if self.split_column in present else "" for row in cells]
+        self._check_splits([row.line.number for row in rows], people.patients, splits)
+        fallbacks = {BY_STUDY: people.by_study, BY_ROW: people.by_row}
+        sentences = self._sentences(rows, names)
+        marks = [digest(Path(self.sentence_table).read_bytes())] if self.sentence_table and sentences else []
+        return Listing(
+            source="table",
+            keys=[row.name for row in rows],
+            patients=people.patients,
+            studies=people.studies,
+            reports=[row.text for row in rows],
+            labels=labels,
+            names=names,
+            splits=splits,
+            files=[row.file for row in rows],
+            unsure={name: count for name, count in fallbacks.items() if count},
+            restored=restorations(row[self.report_column] for row in cells if self.report_column),
+            subgroups=_subgroups(cells, self._grouping(present)),
+            private=True,
+            sites=[row[self.site_column] for row in cells] if self.site_column in present else None,
+            numbers=[row.line.number for row in rows],
+            skipped=skipped,
+            written=[row.written for row in rows],
+            masks=self._masks(rows),
+            sentences=sentences,
+            marks=tuple(marks),
+        )
+
+    def _check_splits(self, numbers: Sequence[str], patients: Sequence[str], splits: Sequence[str]) -> None:
+        """Raises ValueError, before an image is decoded, where a patient's rows are in more than one split."""
+        first: dict[str, tuple[str, str]] = {}
+        crossing: dict[str, str] = {}  # patient -> two rows of unlike splits
+        for number, patient, split in zip(numbers, patients, splits, strict=True):
+            other, before = first.setdefault(patient, (number, split))
+            if split != before:
+                crossing.setdefault(patient, f"row {other} ({before}) and row {number} ({split})")
+        require(
+            not crossing,
+            f"table source: {len(crossing)} of {len(first)} patients are in more than one split, e.g. "
+            f"{', '.join(list(crossing.values())[:3])} are one patient's. Give each patient one split in the column "
+            f"{self.split_column!r}, or have patients drawn: data.split_column= (nothing behind it)",
+        )
+
+    def _refuse(self, listing: Listing, skipped: Skipped) -> None:
+        unlisted = sum(map(len, listing.skipped.values()))
+        refuse_unusable(skipped, len(listing.keys) + unlisted, self.max_skipped)
 
     def written(self) -> dict[str, str]:
         """Reads the table again: the cohort has the words alone, in small letters."""
-        table, columns = self._read(self._named())
-        rows, _ = self._select(table, self._present(columns), self.folder(), _Skips(len(table), self.max_skipped))
-        return {row[_ID]: row[self.report_column] for row in rows} if self.report_column else {}
-
-    def _prepare(self, listed: _Listed, most: int | None, building: Building) -> tuple[Cohort, dict[str, int]]:
-        """``prepare`` of the rows that are listed."""
-        rows, files, present, skips = listed.rows, listed.files, listed.present, listed.skips
-        ids = [row[_ID] for row in rows]
-        images = films("table", ids[:most], files[:most], self.image_size, self.cache, building, self.burned_in)
-        for row, reason in images.skipped.items():
-            skips.add(reason, rows[row])
-        skips.check()
-        readable = [row for row in range(len(rows))[:most] if row not in images.skipped]
-        used = self._at_large_sites(rows, readable, present)
-        people = self._people([rows[row] for row in used], present)
-        cohort = self._cohort(listed, images, used, people)
-        summary = {"rows": listed.total, "used": len(cohort), "patients": len(set(cohort.patients))}
-        fallbacks = {BY_STUDY: people.by_study, BY_IMAGE: people.by_image}
-        summary |= {name: count for name, count in fallbacks.items() if count}
-        summary |= {"skipped: at sites below min_site_size": few} if (few := len(readable) - len(used)) else {}
-        summary |= {f"skipped: {reason}": len(numbers) for reason, numbers in sorted(skips.rows.items())}
-        summary |= self._views_with_text([rows[row] for row, reason in images.skipped.items() if reason == REASON])
-        summary |= unsearched(self.burned_in, len(readable), "table")
-        log.info("table source: %s", ", ".join(f"{name} {count}" for name, count in summary.items()))
-        return cohort, summary
-
-    def _views_with_text(self, rows: Sequence[Row]) -> dict[str, int]:
-        """Count the rows of images with burned-in text by view, where the table says that."""
-        views = Counter(view_of(row.get(self.view_column, "")) or "not known" for row in rows)
-        known = set(views) - {"not known"}
-        return {f"{BY_VIEW}{view}": count for view, count in sorted(views.items())} if known else {}
+        lines, columns = self._read(self._named())
+        rows, _ = self._select(lines, self._present_columns(columns))
+        return {row.name: row.written for row in rows if row.written}
 
     def _check(self) -> None:
         if self.root and not Path(self.root).is_dir():
@@ -258,6 +259,8 @@ class TableSource(DataSource):
                 raise ValueError(f"table source: {name} must be in 0..1, got {getattr(self, name)}")
         if self.val_fraction + self.test_fraction >= 1:
             raise ValueError("table source: val_fraction + test_fraction must leave patients to train on, below 1")
+        if not (self.image_column or self.report_column):
+            raise ValueError('table source: image_column and report_column are both ""; name one of them, or both')
         check_choice(self.burned_in)
         known = (report_text.CLEANED, report_text.AS_WRITTEN, report_text.PAPERS)
         if self.reports not in known:
@@ -273,7 +276,7 @@ class TableSource(DataSource):
         optional = (self.site_column, self.patient_column, self.study_column, self.split_column, self.view_column)
         return [*self._required(), *self.image_column.split("/"), *filter(None, optional)]
 
-    def _read(self, wanted: list[str]) -> tuple[list[Row], list[str]]:
+    def _read(self, wanted: list[str]) -> tuple[list[Line], list[str]]:
         """The rows of the table, and the names of its columns; of the ``wanted`` ones as they are wanted."""
         path = Path(self.path)
         if not path.is_file():
@@ -286,23 +289,23 @@ class TableSource(DataSource):
         if table.said:
             log.warning("table source: %s", table.said)
         folders = [] if self.image_column in table.columns else self.image_column.split("/")
-        rows = []
+        joined = [self.image_column] if len(folders) > 1 and {*folders} <= {*table.columns} else []
+        lines = []
         for number, line in enumerate(table.lines, start=1):
             excess = len(line) - len(table.columns)
-            row = dict(zip(table.columns, map(str.strip, line + [""] * -excess), strict=False))
-            if len(folders) > 1 and {*folders} <= row.keys():
-                row[self.image_column] = "/".join(row[name] for name in folders)
-            rows.append({**row, _NUMBER: str(number), _UNEVEN: _uneven(excess)})
-        joined = [self.image_column] if len(folders) > 1 and {*folders} <= {*table.columns} else []
-        return rows, table.columns + joined
+            cells = dict(zip(table.columns, map(str.strip, line + [""] * -excess), strict=False))
+            cells |= {column: "/".join(cells[name] for name in folders) for column in joined}
+            lines.append(Line(str(number), cells, _uneven(excess)))
+        return lines, table.columns + joined
 
-    def _present(self, columns: list[str]) -> set[str]:
+    def _present_columns(self, columns: list[str]) -> set[str]:
         """The columns named in the settings that the table has. Raises ValueError if a required one is missing."""
         if missing := [column for column in self._required() if column not in columns]:
             names = ", ".join(map(repr, missing))  # those in the file stay out: its first line may be a patient's
-            without = (
-                '; a table of images without reports: set report_column=""' if missing == [self.report_column] else ""
-            )
+            without = {
+                self.report_column: '; a table of images without reports: set report_column=""',
+                self.image_column: '; a table of reports without images: set image_column=""',
+            }.get(missing[0] if len(missing) == 1 else "", "")
             raise ValueError(
                 f"table source: none of the table's {len(columns)} columns is {names}; set image_column, "
                 "report_column, label_columns, mask_columns and subgroup_columns to the names in its first line, e.g. "
@@ -312,18 +315,18 @@ class TableSource(DataSource):
         return {column for column in self._named() if column in columns}
 
     @staticmethod
-    def _check_ids(table: list[Row], columns: list[str]) -> None:
+    def _check_ids(lines: list[Line], columns: list[str]) -> None:
         """Raises ValueError where patients or studies would be one for a number that a spreadsheet shortened."""
         for column in columns:
-            if count := mangled([row[column] for row in table]):
+            if count := mangled([line.cells[column] for line in lines]):
                 raise ValueError(
-                    f"table source: in {count} of {len(table)} rows {column!r} is a number that a spreadsheet "
+                    f"table source: in {count} of {len(lines)} rows {column!r} is a number that a spreadsheet "
                     "shortened (1.23E+11) or did not show (####, #N/A), and the same in several rows, so that patients "
                     "or studies cannot be distinguished; format the column as text or as a whole number in the system "
                     "that the numbers come from, and export again without opening it in a spreadsheet"
                 )
 
-    def _check_findings(self, rows: list[Row]) -> None:
+    def _check_findings(self, rows: list[dict[str, str]]) -> None:
         """Raises ValueError where a cell of the column of labels seems to hold several classes."""
         columns, values = _names(self.label_columns), _names(self.label_values)
         if len(columns) != 1 or self.label_separator:
@@ -337,132 +340,91 @@ class TableSource(DataSource):
                 "is a class of its own"
             )
 
-    def _check_splits(self, rows: list[Row], present: set[str]) -> None:
-        """Raises ValueError, before an image is decoded, where a patient's rows are in more than one split."""
-        if self.split_column not in present:
-            return
-        first: dict[str, Row] = {}
-        crossing: dict[str, str] = {}  # patient -> two rows of unlike splits
-        for row, patient in zip(rows, self._people(rows, present).patients, strict=True):
-            before, split = first.setdefault(patient, row), _SPLITS[row[self.split_column].lower()]
-            if split != (other := _SPLITS[before[self.split_column].lower()]):
-                crossing.setdefault(patient, f"row {before[_NUMBER]} ({other}) and row {row[_NUMBER]} ({split})")
-        require(
-            not crossing,
-            f"table source: {len(crossing)} of {len(first)} patients are in more than one split, e.g. "
-            f"{', '.join(list(crossing.values())[:3])} are one patient's. Give each patient one split in the column "
-            f"{self.split_column!r}, or have patients drawn: data.split_column= (nothing behind it)",
-        )
-
-    def _select(self, table: list[Row], present: set[str], root: Path, skips: _Skips) -> tuple[list[Row], list[Path]]:
-        """The usable rows, with the keys ``_ID`` and ``_TEXT`` added, and their image files."""
-        rows: dict[Path, Row] = {}
-        names = ImageNames(root, self.suffix)
-        for row in table:
-            file, reason = names.find(row[self.image_column])
-            if file in rows:
-                reason = "duplicate image"
-            reason = row[_UNEVEN] or reason
-            if not reason and self.report_column:
-                row[_TEXT], reason = self._text(row)
-            if not reason and self.split_column in present and row[self.split_column].lower() not in _SPLITS:
+    def _select(self, lines: list[Line], present: set[str]) -> tuple[list[Usable], Skipped]:
+        """The usable rows, and the numbers of the others by reason."""
+        names = ImageNames(self.folder(), self.suffix)
+        patients = self._written(lines, self.patient_column, present)
+        studies = self._written(lines, self.study_column, present)
+        rows: list[Usable] = []
+        skipped: dict[str, list[str]] = {}
+        known: set[object] = set()  # images and reports of the rows so far
+        alike = Counter[object]()
+        for line, patient, study in zip(lines, patients, studies, strict=True):
+            file, reason = names.find(line.cells[self.image_column]) if self.image_column else (None, NO_NAME)
+            text, written, unread = self._text(line.cells)
+            # A report is told from others by all that the table says of whose it is.
+            report = (patient, study, text) if study else (*line.cells.values(),) if patient else None
+            if file is None and reason == NO_NAME:  # a report alone, unless that lacks too
+                reason = unread if unread != EMPTY else "" if text else self._nothing()
+                reason = REPEATED if not reason and report in known else reason
+            elif not reason:
+                reason = "duplicate image" if file in known else "" if unread == EMPTY else unread
+            reason = line.uneven or reason
+            if not reason and self.split_column in present and line.cells[self.split_column].lower() not in _SPLITS:
                 reason = SPLIT
-            if not reason and self.site_column in present and not row[self.site_column]:
+            if not reason and self.site_column in present and not line.cells[self.site_column]:
                 reason = "no site"
-            # the id is made from the path below root, so that two spellings of one name are one id
-            row[_ID] = _hashed("image", file.relative_to(root).as_posix() if file else row[self.image_column])
-            if reason or file is None:
-                skips.add(reason, row)
+            if reason:
+                skipped.setdefault(reason, []).append(line.number)
+                continue
+            if file is not None:
+                # the id is made from the path below root, so that two spellings of one name are one id
+                name = _hashed("image", file.relative_to(names.root).as_posix())
             else:
-                rows[file] = row
-        return list(rows.values()), list(rows)
+                alike[patient, study, text] += 1
+                name = _hashed("report", patient, study, text, str(alike[patient, study, text]))
+            known |= {file, report if text else None} - {None}
+            rows.append(Usable(line, name, file, text, written))
+        return rows, skipped
 
-    def _text(self, row: Row) -> tuple[str, str]:
-        """The report of a row, cleaned, and why it cannot be used ("": it can). The row keeps it without markup."""
-        written = row[self.report_column]
+    def _nothing(self) -> str:
+        """Why a row without image and report cannot be used."""
+        return NEITHER if self.image_column and self.report_column else EMPTY if self.report_column else NO_NAME
+
+    def _text(self, cells: dict[str, str]) -> tuple[str, str, str]:
+        """The report of a row, cleaned and as it was written without markup, and why there is none ("": there is)."""
+        written = cells[self.report_column] if self.report_column else ""
         if is_rtf(written):
-            return "", RTF
+            return "", "", RTF
         if lacks_letters(written):
-            return "", GARBLED
-        cell = row[self.report_column] = plain(written).strip()
-        missing = report_text.is_missing(cell)
-        if not missing and self.cleans_reports and report_text.letters_lost(cell) > MOST_LOST:
-            return "", OTHER_LETTERS
-        text = "" if missing else report_text.read_report(cell, self.reports, self.min_report_words)
-        if text or self.min_report_words <= 0:
-            return text, ""
-        return "", "empty report" if missing else SHORT
+            return "", "", GARBLED
+        cell = plain(written).strip()
+        if report_text.is_missing(cell):
+            return "", "", EMPTY
+        if self.cleans_reports and report_text.letters_lost(cell) > MOST_LOST:
+            return "", "", OTHER_LETTERS
+        text = report_text.read_report(cell, self.reports, self.min_report_words)
+        return text, cell, "" if text else SHORT if self.min_report_words > 0 else EMPTY
 
-    def _at_large_sites(self, rows: list[Row], readable: list[int], present: set[str]) -> list[int]:
-        """Those of the ``readable`` row numbers whose site has at least ``min_site_size`` of them."""
-        if self.site_column not in present or self.min_site_size <= 0:
-            return readable
-        sizes = Counter(rows[row][self.site_column] for row in readable)
-        used = [row for row in readable if sizes[rows[row][self.site_column]] >= self.min_site_size]
-        if not used:
+    def _admitted(self, listing: Listing, rows: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
+        """Those of the readable ``rows`` [n] whose site has at least ``min_site_size`` of them."""
+        if listing.sites is None or self.min_site_size <= 0:
+            return rows, {}
+        sites = np.asarray(listing.sites)[rows]
+        names, sizes = np.unique(sites, return_counts=True)
+        used = rows[np.isin(sites, names[sizes >= self.min_site_size])]
+        if not len(used):
             raise ValueError(
                 f"table source: none of {len(sizes)} sites has {self.min_site_size} usable rows; lower min_site_size"
             )
-        return used
-
-    def _cohort(self, listed: _Listed, images: ImageCache, numbers: list[int], people: _People) -> Cohort:
-        """The cohort of the listed rows with these ``numbers``, of ``people``; ``images`` reads by the same numbers."""
-        used, present = [listed.rows[number] for number in numbers], listed.present
-        ids = tuple(row[_ID] for row in used)
-        sites = tuple(row[self.site_column] for row in used) if self.site_column in present else None
-        labels, names = _labels(
-            used, _names(self.label_columns), _names(self.label_values), self.label_separator or ONE_CLASS
-        )
-        if self.split_column in present:
-            splits = np.array([_SPLITS[row[self.split_column].lower()] for row in used])
-        else:
-            splits = draw_splits(people.patients, sites, self.val_fraction, self.test_fraction, self.seed)
-        subgroups, subgroup_names = _subgroups(used, self._grouping(present))
-        texts = tuple(row.get(_TEXT, "") for row in used)
-        sentences = self._sentences(used, names)
-        number = np.asarray(numbers, dtype=np.int64)  # [N]
-        columns = (ids, people.patients, people.studies, texts, names, splits.tolist(), sites or ())
-        content = [digest(*column) for column in columns]
-        if self.sentence_table and sentences:
-            content.append(digest(Path(self.sentence_table).read_bytes()))
-        return Cohort(
-            ids=ids,
-            patients=people.patients,
-            studies=people.studies,
-            reports=texts,
-            labels=labels,
-            label_names=names,
-            splits=splits,
-            sites=sites,
-            images=lambda chosen: images(number[np.asarray(chosen, dtype=np.int64)]),
-            fingerprint=digest(
-                *content, labels.astype("<f4").tobytes(), images.checksums[number].astype("<u4").tobytes()
-            ),
-            phi=listed.phi,
-            private=True,
-            masks=self._masks(used),
-            sentences=sentences,
-            subgroups=subgroups,
-            subgroup_names=subgroup_names,
-            stored=tuple(images.stored[index] for index in numbers),
-            files=tuple(listed.files[index] for index in numbers),
-        )
+        few = len(rows) - len(used)
+        return used, {"at sites below min_site_size": few} if few else {}
 
     def _grouping(self, present: set[str]) -> dict[str, str]:
         """Subgroup -> the column that says it; the views are always called "view", so that sites can be joined."""
         columns = {name: name for name in _names(self.subgroup_columns) if name != self.view_column}
         return columns | ({VIEW: self.view_column} if self.view_column in present else {})
 
-    def _sentences(self, rows: list[Row], label_names: tuple[str, ...]) -> SentenceTable | None:
+    def _sentences(self, rows: list[Usable], label_names: tuple[str, ...]) -> SentenceTable | None:
         """The labels of the sentences of all reports; None without a table of sentences."""
         if not (self.sentence_table and self.report_column):
             return None
         table = read_sentence_table(Path(self.sentence_table), label_names)
         for row in rows:
-            table.add(row[_TEXT], row[self.report_column])
+            table.add(row.text, row.written)
         return table
 
-    def _masks(self, rows: list[Row]) -> Callable[[np.ndarray], dict[str, np.ndarray]] | None:
+    def _masks(self, rows: list[Usable]) -> Masks | None:
         """Reader of the masks of ``rows`` by column; None where no column is named.
 
         Raises ValueError, at once, for a mask that is missing or lies outside of the root.
@@ -472,47 +434,46 @@ class TableSource(DataSource):
         names = ImageNames(self.folder())
         files: dict[str, list[Path | None]] = {}
         for column in _names(self.mask_columns):
-            resolved = [names.find(row[column]) for row in rows]
+            resolved = [names.find(row.line.cells[column]) for row in rows]
             files[column] = [file for file, _ in resolved]
             bad = Counter(reason for _, reason in resolved if reason not in ("", NO_NAME))
             if bad:
                 counts = ", ".join(f"{reason} {count}" for reason, count in sorted(bad.items()))
                 raise ValueError(f"table source: masks of {column!r}: {counts}; repair those cells, or empty them")
-        with_suffix = ImageNames(names.root, self.suffix)
-        films = [with_suffix.find(row[self.image_column])[0] for row in rows]
-        return partial(read_masks, files, self.image_size, films=films)
+        return partial(read_masks, files, self.image_size, films=[row.file for row in rows])
 
-    def _people(self, rows: list[Row], present: set[str]) -> _People:
+    def _people(self, rows: list[Usable], present: set[str]) -> _People:
         """Whose the ``rows`` are. A study is one of its patient: the same number at another patient is another study.
 
         A row without a patient has the patient of its study's other rows, or the study itself where none of them has
         one, so that no study is in two splits.
         """
-        names = self._written(rows, self.patient_column, present)
-        studies = self._written(rows, self.study_column, present)
+        lines = [row.line for row in rows]
+        names = self._written(lines, self.patient_column, present)
+        studies = self._written(lines, self.study_column, present)
         seen: dict[str, set[str]] = {}  # study -> its patients
         for name, study in zip(names, studies, strict=True):
             seen.setdefault(study, set()).update({name} - {""})
 
-        def patient(row: Row, name: str, study: str) -> str:
+        def patient(row: Usable, name: str, study: str) -> str:
             if name:
                 return _hashed(self.patient_column, name)
             if not study or len(seen[study]) > 1:
-                return row[_ID]
+                return row.name
             return _hashed(self.patient_column, *seen[study]) if seen[study] else _hashed(self.study_column, study)
 
         patients = tuple(map(patient, rows, names, studies))
-        by_image = sum(owner == row[_ID] for owner, row in zip(patients, rows, strict=True))
+        by_row = sum(owner == row.name for owner, row in zip(patients, rows, strict=True))
         hashed = tuple(
-            _hashed(self.study_column, study, owner) if study else row[_ID]
+            _hashed(self.study_column, study, owner) if study else row.name
             for row, study, owner in zip(rows, studies, patients, strict=True)
         )
-        return _People(patients, hashed, names.count("") - by_image, by_image)
+        return _People(patients, hashed, names.count("") - by_row, by_row)
 
     @staticmethod
-    def _written(rows: list[Row], column: str, present: set[str]) -> list[str]:
+    def _written(lines: list[Line], column: str, present: set[str]) -> list[str]:
         """A column's value in each row as sites agree on it (data/record_ids.py); "" where it is missing."""
-        cells = one_number([row[column] if column in present else "" for row in rows])
+        cells = one_number([line.cells[column] if column in present else "" for line in lines])
         return ["" if report_text.is_missing(cell) else normalised(cell) for cell in cells]
 
 
@@ -523,30 +484,8 @@ def _uneven(excess: int) -> str:
     return "fewer cells than columns" if excess < 0 else ""  # a text with a line break in it, without quotes
 
 
-def draw_splits(patients: Sequence[str], sites: Sequence[str] | None, val: float, test: float, seed: int) -> np.ndarray:
-    """Split [N] of each row, drawn by patient within each site; it does not depend on the order of the rows.
-
-    ``val`` and ``test`` are shares of the patients, 0..1. A patient seen at several sites is drawn once, at the first
-    by name. At least one patient of each site stays in training.
-    """
-    home: dict[str, str] = {}  # patient -> the site where it is drawn
-    for patient, site in zip(patients, sites or [""] * len(patients), strict=True):
-        home[patient] = min(site, home.get(patient, site))
-    rng = np.random.default_rng(seed)
-    split: dict[str, str] = {}
-    for site in sorted(set(home.values())):
-        own = sorted(patient for patient, own_site in home.items() if own_site == site)
-        order = rng.permutation(own).tolist()
-        held_out = min(round((val + test) * len(order)), len(order) - 1)
-        tested = min(round(test * len(order)), held_out)
-        split |= dict.fromkeys(order[:tested], "test")
-        split |= dict.fromkeys(order[tested:held_out], "val")
-        split |= dict.fromkeys(order[held_out:], "train")
-    return np.array([split[patient] for patient in patients], dtype="<U5")
-
-
 def _labels(
-    rows: list[Row], columns: tuple[str, ...], values: tuple[str, ...], separator: str
+    rows: list[dict[str, str]], columns: tuple[str, ...], values: tuple[str, ...], separator: str
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Labels [N, L] float32 and their names; a single column of words becomes one column per word.
 
@@ -564,8 +503,8 @@ def _labels(
     return labels, columns
 
 
-def _subgroups(rows: list[Row], columns: dict[str, str]) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """``table_of`` of subgroup -> column. Raises ValueError for one with more values than a subgroup can have."""
+def _subgroups(rows: list[dict[str, str]], columns: dict[str, str]) -> dict[str, list[str]]:
+    """Subgroup -> its cells, of subgroup -> column. Raises ValueError for one with more values than it can have."""
     cells = {
         name: ["" if report_text.is_missing(row[column]) else row[column] for row in rows]
         for name, column in columns.items()
@@ -577,7 +516,7 @@ def _subgroups(rows: list[Row], columns: dict[str, str]) -> tuple[np.ndarray | N
                 "a column named age, which becomes bands of 20 years; "
                 'view_column="" leaves the views out'
             )
-    return table_of(cells)
+    return cells
 
 
 def _of_words(
