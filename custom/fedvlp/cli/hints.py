@@ -34,6 +34,7 @@ INSTEAD = {
     "--num-clients": "--sites {}",
     "--output": "--runs {}",
     "--out": "--runs {}",
+    "--name": "--set name={}",
 }
 """Options of other tools, and what is typed here where a command has settings."""
 
