@@ -188,7 +188,6 @@ VALUES: dict[str, Other] = {
     "dro_apply": Other("loss"),
     "loss_cap": Other(0.1),
     "constraint_reduction": Other("mean_dim"),
-    "constraint_rows": Other(0.5),
     "loss_form": Other("eq2", {"alpha": 0.5}),
     "avg_aligner": Other(True),
     "order": Other("paper"),

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fedvlp.core.client import Client, named_state
 from fedvlp.core.method import Method
-from fedvlp.core.norm_statistics import AVERAGED, site_only
+from fedvlp.core.norm_statistics import AVERAGED, of_own_model, site_only
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, Batch, Broadcast, Reply, State, Update, VLOutput
 from fedvlp.federation.codec import PLAIN, Wire
@@ -185,6 +185,7 @@ class World:
         data = self.data.get(name, self.public)
         client = Client(name, self.rounds.seed, *self.modules(), data, public=self.public, site_only=self.site_only())
         client.public_id = self.public_id
+        client.own_norm = of_own_model(self.norm_statistics, self.method, client.state())
         client.initial = lambda: named_state(self.model(), self.objective())
         return client
 

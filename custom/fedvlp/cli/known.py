@@ -150,7 +150,7 @@ def choose_source(kind: str, own: Mapping[str, Any]) -> Any:
 
 
 OF_RUN = "run"
-"""Stands in ``--data`` before the folder of a run, whose records are meant, dealt to sites as there."""
+"""Stands in ``--data`` before the folder of a run, whose records are meant, partitioned as there."""
 
 
 def run_of(data: str) -> Path | None:

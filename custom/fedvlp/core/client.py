@@ -139,6 +139,7 @@ class Client:
     public_id: int = 0
     initial: Callable[[], State] | None = None  # the untrained weights, for sites that keep some of their own
     site_only: frozenset[str] = frozenset()  # tensors of the model that never leave the site (core/norm_statistics.py)
+    own_norm: frozenset[str] = frozenset()  # of a model that is the site's whole: the normalisation that it estimates
     counted: Callable[[], None] = lambda: None  # called after every optimiser step
     observer: GradientObserver | None = None  # gets the gradients' norms
     fixed: EncoderFeatures | None = None  # keeps what fixed encoders make of a record; None: they are run at every step

@@ -343,9 +343,9 @@ def labels_of(client: Client, batch: Batch, findings: Sequence[str]) -> Tensor:
     names = list(client.data.label_names) if findings else []
     columns = [names.index(name) if name in names else -1 for name in findings]
     whole = torch.full((len(batch["row"]), len(findings)), torch.nan, dtype=torch.float64)
-    for place, column in enumerate(columns):
+    for index, column in enumerate(columns):
         if column >= 0:
-            whole[:, place] = batch["labels"][:, column].double().cpu()
+            whole[:, index] = batch["labels"][:, column].double().cpu()
     return whole
 
 

@@ -26,7 +26,7 @@ from fedvlp.core.checkpoint import (
     save_json,
     save_tensors,
     save_text,
-    unwritten,
+    writing,
 )
 from fedvlp.core.client import OBJECTIVE, frozen_tensors
 from fedvlp.core.json_file import read_json
@@ -279,11 +279,9 @@ class RunFolder:
     def note(self, record: Record) -> None:
         """Appends the figures of a phase to the table. Raises CheckpointError where the disk takes no more."""
         lines = _as_csv(_rows(record))
-        try:
-            with open(self.table, "a", encoding="utf-8", newline="") as file:
-                file.write(lines)
-        except OSError as error:
-            raise unwritten(self.table, error, len(lines), "The checkpoint") from error
+        appended = writing(self.table, len(lines), "The checkpoint")
+        with appended, open(self.table, "a", encoding="utf-8", newline="") as file:
+            file.write(lines)
 
     def finish(
         self,

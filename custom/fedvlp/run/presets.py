@@ -112,7 +112,10 @@ def _demo(name: str, method: Method, batch_size: int = 32) -> Experiment:
 
 
 def _own_norm(name: str, method: Method) -> Experiment:
-    """A demo whose heads normalise by the batch, each site by its own statistics and weights."""
+    """A demo whose heads normalise by the batch, each site by its own weights and by statistics that it estimates.
+
+    FedBN as published has the running statistics of a site's last training, and recalls less (docs/results.md).
+    """
     demo = _demo(name, method)
     return replace(demo, model=replace(demo.model, head_norm="batch"), norm_statistics="site")
 
@@ -120,8 +123,8 @@ def _own_norm(name: str, method: Method) -> Experiment:
 def _recommended(name: str) -> Experiment:
     """FedAvg's 300 steps of a demo in short rounds: models meet before they drift apart.
 
-    AdamW's moments stay at the sites, so that a round of 12 steps needs no warm-up. The ledger's cohorts gain by it at
-    equal processor time (docs/results.md); it takes four times as many exchanges.
+    AdamW's moments stay at the sites, so that a round of 12 steps needs no warm-up. Most of its gain where findings
+    differ is the batch normalisation in its heads (docs/results.md); it takes four times as many exchanges.
     """
     demo = _own_norm(name, FedAvg(local_steps=12, weighting="uniform"))
     training, rounds = replace(demo.training, optimizer_state="keep"), replace(demo.rounds, rounds=25, evaluate_every=5)
@@ -379,12 +382,12 @@ PAPERS = tuple(name for name in PRESETS if name.endswith("-paper"))
 
 GROUPS: dict[str, dict[str, str]] = {
     "one image-text model for all sites, at demo size": {
-        "recommended": "FedAvg in short rounds; sites keep AdamW's moments and their own normalisation; begin here",
+        "recommended": "FedAvg in short rounds, batch norm in the heads; sites keep it and AdamW's moments; begin here",
         "fedavg": "FedAvg (McMahan et al., 2017): the mean of the sites' weights",
         "fedprox": "FedProx (Li et al., 2020): FedAvg with a pull towards the received weights",
         "scaffold": "SCAFFOLD (Karimireddy et al., 2020): corrects every gradient for a site's drift",
         "fednova": "FedNova (Wang et al., 2020): averages directions where sites take unequal steps",
-        "fedbn": "FedBN (Li et al., 2021): FedAvg whose sites keep their own normalisation, for scanners that differ",
+        "fedbn": "after FedBN (Li et al., 2021): sites keep their batch norm; its statistics are estimated",
         "fedmoon": "MOON (Li et al., 2021): FedAvg with a contrast between local, received and previous embeddings",
         "one-round-cca": "OneRoundCCA: linear heads from one round of second moments, then FedAvg",
         "prompt-learning": "PromptFL (Guo et al., 2023): a learned context before class names, frozen pair (--start)",

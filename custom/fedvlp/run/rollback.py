@@ -9,7 +9,7 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.snapshots import LAST_ROUNDS, Snapshots
 from fedvlp.federation.site import MOMENTS
 from fedvlp.federation.site_memory import SiteMemory
-from fedvlp.run import measurements
+from fedvlp.run import measurements, plugins
 from fedvlp.run.evaluate import EVALUATIONS
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
@@ -82,4 +82,4 @@ def _forget_results(folder: RunFolder) -> None:
     shutil.rmtree(folder.model.parent, ignore_errors=True)
     for file in (folder.path / "summary.json", folder.page(), folder.page(films=True)):
         file.unlink(missing_ok=True)
-    measurements.forget(folder, EVALUATIONS)
+    measurements.forget(folder, plugins.table("EVALUATIONS", EVALUATIONS, wanted=""))
