@@ -9,10 +9,10 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean
 from textwrap import fill
 
-from fedvlp.evaluation.intervals import Interval
+from fedvlp.evaluation.intervals import Interval, over_seeds
 from fedvlp.evaluation.output import new_figure, write_png
 from studies.page import lines_of, table
 
@@ -25,20 +25,6 @@ SITES = (*LABELLED, *PAIRS)
 ALONE = tuple(f"{site} alone" for site in SITES)
 STEPS = {"FedAvg": "FedAvg", "recommended": "`recommended`", "FedDRA": "FedDRA", "all records pooled": "all pooled"}
 MARKS = "<!-- real-federation: written by studies/real_federation_page.py -->", "<!-- end of real-federation -->"
-
-
-def corrected(differences: Sequence[float], folds: int = 5) -> Interval:
-    """Mean and interval of paired differences of resampled folds (Nadeau and Bengio, 2003).
-
-    doi:10.1023/A:1024068626366. Training sets overlap, so the variance of the mean of n folds is (1/n + n_test /
-    n_train) times the sample's. Folds without the figure (nan) are left out.
-    """
-    from scipy.stats import t
-
-    values = [one for one in differences if not math.isnan(one)]
-    mean, n = fmean(values), len(values)
-    reach = float(t.ppf(0.975, n - 1)) * math.sqrt((1 / n + 1 / (folds - 1)) * variance(values))
-    return Interval(mean, mean - reach, mean + reach)
 
 
 @cache
@@ -60,7 +46,8 @@ def mean(model: str, site: str = MEAN, measure: str = "zero-shot") -> float:
 def minus(one: str, other: str, site: str = MEAN, measure: str = "zero-shot") -> Interval:
     """One row minus another on the folds that both have."""
     left, right = figures()[one, site, measure], figures()[other, site, measure]
-    return corrected([left[fold] - right[fold] for fold in left.keys() & right.keys()])
+    apart = [left[fold] - right[fold] for fold in sorted(left.keys() & right.keys())]
+    return over_seeds([one for one in apart if not math.isnan(one)], splits=1 / 4)
 
 
 def primary() -> dict[str, Interval]:

@@ -98,12 +98,18 @@ def test_reports_are_those_that_agree_best() -> None:
     assert len(set(chosen)) == 8
 
 
-def test_the_corrected_interval_by_hand() -> None:
-    """Differences 1, 2, 3: mean 2, variance 1; (1/3 + 1/4) has the root 0.7638, t(2) is 4.3027: 2 -+ 3.2863."""
-    interval = page.corrected([1.0, 2.0, 3.0])
+def test_rows_are_compared_on_the_folds_that_both_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences 1, 2, 3 and one fold without a figure: mean 2, variance 1, and a quarter as many tested as trained.
+
+    t(2) is 4.3027, (1/3 + 1/4) has the root 0.7638: 2 -+ 3.2863.
+    """
+    one = {(0, 0): 2.0, (0, 1): 3.0, (0, 2): 4.0, (0, 3): math.nan, (1, 0): 9.0}
+    other = {(0, 0): 1.0, (0, 1): 1.0, (0, 2): 1.0, (0, 3): 1.0}
+    rows = {("a", page.MEAN, "zero-shot"): one, ("b", page.MEAN, "zero-shot"): other}
+    monkeypatch.setattr(page, "figures", lambda: rows)
+    interval = page.minus("a", "b")
     assert interval.value == 2.0
     assert interval.high - 2.0 == pytest.approx(4.302653 * math.sqrt(7 / 12), abs=1e-5)
-    assert page.corrected([1.0, 2.0, 3.0, math.nan]) == interval
 
 
 def test_an_x_ray_with_several_reports_has_the_weight_of_one() -> None:
