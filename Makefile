@@ -104,7 +104,7 @@ towers: $(VENV)/ready
 MUTANTS ?= *__mutmut_$(shell date +%-d)
 mutants: $(VENV)/tools
 	mkdir -p build/mutants/mutants
-	ln -sfn ../../pyproject.toml ../../custom/fedvlp build/mutants && ln -sfn $(addprefix ../../../,tests provisioning jobs) build/mutants/mutants
+	ln -sfn ../../pyproject.toml ../../custom/fedvlp build/mutants && ln -sfn $(addprefix ../../../,tests provisioning jobs studies) build/mutants/mutants
 	cd build/mutants && PYTHONHASHSEED=0 $(abspath $(BIN))/mutmut run --max-children $(or $(WORKERS),2) '$(MUTANTS)'
 	cd build/mutants && $(abspath $(BIN))/mutmut results | sed -n 's/: survived$$//p' | xargs -n 1 $(abspath $(BIN))/mutmut show
 

@@ -14,6 +14,10 @@ from typing import Any
 from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
+from fedvlp.flare.job_status import judge
+
+COMPLETED = "FINISHED:COMPLETED"
+
 
 def line(progress: dict[str, Any]) -> str:
     """One phase: where the run is, and a site's figures side by side."""
@@ -44,9 +48,11 @@ def main(kit: Path, job_id: str) -> int:
     session = new_secure_session(kit.name, str(kit), timeout=30)
     try:
         _, meta = session.monitor_job_and_return_job_meta(job_id, 0, 2, follow, {})
+        if meta["status"] != COMPLETED:
+            print(judge(session, job_id).finding, file=sys.stderr)
     finally:
         session.close()
-    return 0 if meta["status"] == "FINISHED:COMPLETED" else 1
+    return 0 if meta["status"] == COMPLETED else 1
 
 
 if __name__ == "__main__":

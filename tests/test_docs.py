@@ -19,6 +19,7 @@ from typing import Any
 
 from latex2mathml.converter import convert
 from support import evidence
+from support.laboratory import METHODS
 from support.rooms import BELOW
 
 from fedvlp.core.method import Method, Schedule, ServerHooks, SiteHooks
@@ -32,12 +33,13 @@ from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.evaluation.segmentation import Segmentation
 from fedvlp.evaluation.vqa import VQA
 from fedvlp.evaluation.zero_shot import ZeroShot
-from fedvlp.methods import METHODS
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.objectives import OBJECTIVES
 from fedvlp.run.experiment import Partition
 from fedvlp.training.settings import Training
+from studies import rivals
+from studies.rivals.vae import DistillerConfig
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "custom" / "fedvlp"
@@ -255,7 +257,8 @@ def test_the_design_names_every_hook_in_its_group() -> None:
 
 SELECTED: tuple[type[Any], ...] = (
     Method, Training, SyntheticCohort, LatentCohort, Retrieval, ZeroShot, LinearProbe, Segmentation, VQA, Partition,
-    SelectorConfig, MultimodalConfig, *OBJECTIVES.values(), *METHODS.values(),
+    SelectorConfig, MultimodalConfig, *OBJECTIVES.values(), *METHODS.values(), *rivals.OBJECTIVES.values(),
+    DistillerConfig,
 )  # fmt: skip
 CONFIGURED = {base.__name__: base for kind in SELECTED for base in kind.__mro__ if dataclasses.is_dataclass(base)}
 """Every dataclass of settings by its name, base classes included."""
@@ -342,7 +345,7 @@ def test_every_method_has_its_section_and_its_presets_are_real() -> None:
         assert any(name in methods_text() for name in named), kind.__name__
     for match in re.findall(r"[Pp]resets?:? ((?:`[\w-]+`(?:,\s+)?)+)", methods_text()):
         for name in re.findall(r"`([\w-]+)`", match):
-            assert name in PRESETS, name
+            assert name in PRESETS.keys() | rivals.PRESETS.keys(), name
 
 
 def test_what_is_said_to_be_missing_is_missing() -> None:

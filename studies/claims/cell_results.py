@@ -29,7 +29,7 @@ from fedvlp.evaluation import metric_names as names
 from fedvlp.models.initial import parse
 from fedvlp.run import cells, folder, plugins
 from fedvlp.run.cells import Cell, Cells, Figures, KnownRecords, Measure, Results, Said, is_drawn
-from fedvlp.run.config import described, fingerprint, from_config
+from fedvlp.run.config import fingerprint, from_config, to_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.fitting import with_paths
 from fedvlp.run.folder import RunFolder
@@ -216,10 +216,13 @@ class CellResults(Results):
         try:
             config = nested(self.settings[row[SETTINGS]], *cell)
             measured = {name: float(value) for name, value in row.items() if name not in HEAD}
-            origin = Origin(", ".join(row[one] for one in (PROCESSOR, GPU) if one in row), row[CODE] == code(measure))
+            origin = Origin(
+                ", ".join(row[one] for one in (PROCESSOR, GPU) if one in row),
+                row[CODE] == code_of_cell(measure, experiment),
+            )
         except (KeyError, ValueError) as error:
             raise self._damaged(self.name, error) from None
-        if config.get("plugins", {}) != plugins.digests(experiment):
+        if config.get("plugins", {}) != strangers(experiment):
             return None
         try:
             filed = on_device(from_config(config), experiment.training.device)
@@ -241,13 +244,14 @@ class CellResults(Results):
         """
         experiment, history = run.experiment(), run.history()
         by, rounded = machine() | gpu(experiment), _rounded(figures)
-        flat = flattened(described(portable(experiment)), cell[1])
+        config = to_config(portable(experiment)) | ({"plugins": others} if (others := strangers(experiment)) else {})
+        flat = flattened(config, cell[1])
         of = {"method": cell[0], "seed": str(cell[1])}
         head = {
             **of,
             SETTINGS: digest(json.dumps(flat, sort_keys=True))[:8],
             COHORT: "" if is_drawn(experiment) else noted_cohort(run) or "",
-            CODE: code(measure),
+            CODE: code_of_cell(measure, experiment),
             **{name: str(by[name]) for name in (PROCESSOR, GPU, TORCH) if name in by},
             SECONDS: str(round(spent(history)[PHASES] + seconds, DECIMALS)),
         }
@@ -390,9 +394,24 @@ def portable(experiment: Experiment) -> Experiment:
     return replace(experiment, data=data, model=moved(experiment.model), site_models=apart)
 
 
+OWN = "studies."
+"""Begins the names of the plugins that are of this repository: their content is code, as that of fedvlp is."""
+
+
+def strangers(experiment: Experiment) -> dict[str, str]:
+    """The digests of the plugins that the experiment is made of, by name, but for those of this repository."""
+    return {name: one for name, one in plugins.digests(experiment).items() if not name.startswith(OWN)}
+
+
+def code_of_cell(measure: Measure, experiment: Experiment) -> str:
+    """A digest of the code that decides a cell's figures: a cell of other code may differ, and the page says so."""
+    ours = [one for name, one in plugins.digests(experiment).items() if name.startswith(OWN)]
+    return digest(code(measure), *ours)[:16] if ours else code(measure)
+
+
 @cache
 def code(measure: Measure) -> str:
-    """A digest of the code that decides a figure: a cell of other code may differ, and the page says so."""
+    """A digest of fedvlp and of the file that measures."""
     return digest(folder.code(), Path(str(sys.modules[measure.__module__].__file__)).read_bytes())[:16]
 
 

@@ -3,10 +3,10 @@
     fedvlp towers fetch lite0 && fedvlp towers fetch minilm
     python studies/programs/frozen_pair.py [--data ../shared/data/real-cxr] [--seeds 0-7] [--judged val|test]
 
-The pair: `fedcca-real`'s closed form on the training pairs of each seed (real_towers.py). Labelled training films: 5 or
-20 of each class (covid19, pneumonia, no_finding) or all, drawn by the seed and dealt to four sites. Macro AUROC in
-percent on the test images, of the three classes and of NIH's two, mean and 95 % over seeds; and minus that of a
-linear layer on the tower's features that is trained on the very films. The learning rate (of 5e-3 and 1e-3, by the
+The pair: `one-round-cca-real`'s closed form on the training pairs of each seed (real_towers.py). Labelled training
+films: 5 or 20 of each class (covid19, pneumonia, no_finding) or all, drawn by the seed and dealt to four sites. Macro
+AUROC in percent on the test images, of the three classes and of NIH's two, mean and 95 % over seeds; and minus that of
+a linear layer on the tower's features that is trained on the very films. The learning rate (of 5e-3 and 1e-3, by the
 residual adapter with all films) was chosen on seed 100 and the films of the validation split.
 """
 
@@ -34,7 +34,7 @@ from fedvlp.federation.loop import Federation, Rounds
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import AdapterConfig, CLIPAdapter, ContextConfig, PromptLearning
-from fedvlp.methods.fedcca import before_heads, heads, moments_of_features
+from fedvlp.methods.one_round_cca import before_heads, heads, moments_of_features
 from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly

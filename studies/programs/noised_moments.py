@@ -1,4 +1,4 @@
-"""Noise on FedCCA's moments: what retrieval is left, and what membership inference finds.
+"""Noise on OneRoundCCA's moments: what retrieval is left, and what membership inference finds.
 
     fedvlp towers fetch lite0 && fedvlp towers fetch minilm
     python studies/programs/noised_moments.py [--data ../shared/data/real-cxr] [--seeds 0-4] [--noise 0.0001,0.001,1]
@@ -30,7 +30,7 @@ from fedvlp.evaluation.audit.membership import matching_weights, membership, sta
 from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.evaluation.retrieval import WITHIN, recall_rows
 from fedvlp.flare.privacy_budget import epsilon
-from fedvlp.methods.fedcca import head_of, heads, moments_of_features
+from fedvlp.methods.one_round_cca import head_of, heads, moments_of_features
 from fedvlp.objectives.convirt import ConVIRT
 
 Pairs = dict[str, tuple[Tensor, Tensor, list[str]]]  # site -> features of images and of texts, patients

@@ -40,7 +40,7 @@ from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.evaluation.linear_probe import LinearProbe, Sample, areas_of, fit, task_of
 from fedvlp.evaluation.retrieval import EVERYTHING, WITHIN, embed, recall_rows
 from fedvlp.evaluation.zero_shot import class_scores, prompts
-from fedvlp.methods.fedcca import before_heads, heads, moments_of_features
+from fedvlp.methods.one_round_cca import before_heads, heads, moments_of_features
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.compare import FinishedRun
@@ -51,7 +51,7 @@ from studies.claims.ledger import seeded
 from studies.claims.scenario import Scenario, cells_of
 
 ROOT = Path(__file__).parents[2]
-CCA, STEPS_FROM_CCA = "fedcca-real", "fedcca-then-steps-real"
+CCA, STEPS_FROM_CCA = "one-round-cca-real", "one-round-cca-then-steps-real"
 ALONE = ", alone by closed form"
 METHODS = ("local-real", "fedavg-real", "feddra-real", "central-real", CCA, STEPS_FROM_CCA)
 SOURCES = ("eurorad", "journals", "radiopaedia", "sirm")
@@ -71,8 +71,8 @@ def experiments(data: Path, quick: bool, seed: int) -> Mapping[str, Experiment]:
     )  # fmt: skip
     own = {name: presets.get(name) for name in METHODS if name in presets.PRESETS}
     own[STEPS_FROM_CCA] = replace(
-        own["fedcca-real"],
-        method=replace(own["fedcca-real"].method, local_steps=own["fedavg-real"].method.local_steps),
+        own["one-round-cca-real"],
+        method=replace(own["one-round-cca-real"].method, local_steps=own["fedavg-real"].method.local_steps),
         rounds=replace(own["fedavg-real"].rounds, rounds=own["fedavg-real"].rounds.rounds + 1),
     )
     chosen = {name: seeded(replace(one, data=source), seed) for name, one in own.items()}
@@ -135,7 +135,7 @@ class Trained:
         return image, text
 
     def solve_alone(self) -> None:
-        """Gives every site the heads of FedCCA's closed form from its own training pairs."""
+        """Gives every site the heads of OneRoundCCA's closed form from its own training pairs."""
         for site in self.run.data:
             image, text = (half.double() for half in self.pairs("train", site))
             solved = heads(self.run.experiment.method, moments_of_features(image, text), self.state)  # type: ignore[arg-type]

@@ -43,8 +43,8 @@ from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation, Rounds
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
-from fedvlp.methods import Centralized, FedAvg, FedCCA, Local
-from fedvlp.methods.fedcca import before_heads
+from fedvlp.methods import Centralized, FedAvg, Local, OneRoundCCA
+from fedvlp.methods.one_round_cca import before_heads
 from fedvlp.models.dual_encoder import head
 from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.run import presets
@@ -53,10 +53,10 @@ from fedvlp.run.assembly import Assembly
 ROOT = Path(__file__).parents[2]
 SITES, TEST, LABELLED, PART = 3, 200, 100, 500
 NAMES = tuple(f"site-{number + 1}" for number in range(SITES))
-WAYS = ("alone", "FedAvg", "FedCCA", "FedCCA, then steps", "pooled")
+WAYS = ("alone", "FedAvg", "OneRoundCCA", "OneRoundCCA, then steps", "pooled")
 REAL = {  # of docs/results.md: R@1 within sources over its chance, probe less the tower's
-    "alone": (10.3 / 5.6, -5.0), "FedAvg": (9.1 / 5.6, -6.4), "FedCCA": (13.2 / 5.6, 0.2),
-    "FedCCA, then steps": (12.6 / 5.6, 1.0), "pooled": (10.1 / 5.6, -6.9),
+    "alone": (10.3 / 5.6, -5.0), "FedAvg": (9.1 / 5.6, -6.4), "OneRoundCCA": (13.2 / 5.6, 0.2),
+    "OneRoundCCA, then steps": (12.6 / 5.6, 1.0), "pooled": (10.1 / 5.6, -6.9),
 }  # fmt: skip
 REAL_PAIRS = 72
 
@@ -161,10 +161,10 @@ def sorted_by_site(folder: Path, cohort: Any, tests: Any, others: Any) -> dict[s
 def method_of(way: str, size: int) -> tuple[Method, int]:
     """A way's method and its rounds for sites of this size."""
     steps = max(12, size // 32)
-    if way == "FedCCA":
-        return FedCCA(local_steps=0), 1
-    if way == "FedCCA, then steps":
-        return FedCCA(local_steps=steps), 7
+    if way == "OneRoundCCA":
+        return OneRoundCCA(local_steps=0), 1
+    if way == "OneRoundCCA, then steps":
+        return OneRoundCCA(local_steps=steps), 7
     return {"alone": Local, "FedAvg": FedAvg, "pooled": Centralized}[way](local_steps=steps), 6
 
 
@@ -177,7 +177,7 @@ def trained(way: str, data: dict[str, Any], size: int, seed: int) -> dict[str, H
         joined = (torch.cat([getattr(one, name) for one in sites.values()]) for name in ("image", "text"))
         sites, training = {"pooled": Pairs(*joined)}, replace(training, batch_size=SITES * training.batch_size)
     widths = [tensor.shape[1] for tensor in data["site-1 test"][:2]]
-    linear = isinstance(method, FedCCA)
+    linear = isinstance(method, OneRoundCCA)
     dim = widths[0] + 1 + 128 if linear else 128
     model, objective = Heads(seed, *widths, None if linear else 256, dim), ConVIRT()
     server = Server(tuple(sites), {name: tensor.clone() for name, tensor in named_state(model, objective).items()})

@@ -18,6 +18,8 @@ WITHOUT_TORCH = """
 import json, sys
 sys.modules["torch"] = None  # to import it is an ImportError
 from fedvlp.cli import main
+from fedvlp.run import plugins
+plugins.GROUP = "as at a site, where no plugin is installed"
 codes = []
 for line in sys.stdin:
     sys.argv = ["fedvlp", *json.loads(line)]

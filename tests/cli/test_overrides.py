@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cases import cases
+from support.laboratory import OUR_SOURCES, SOURCES
 from support.larger import creamfl
 from support.presets import MODEL
 from support.published import COLLECTIONS
@@ -15,8 +17,6 @@ from typer.testing import CliRunner
 
 from fedvlp.cli import app
 from fedvlp.cli.overrides import configured, seeds_of
-from fedvlp.data.sources import SOURCES
-from fedvlp.data.sources.creamfl_collections import JoinedSource
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.drawn_cohort import COHORTS, SyntheticCohort
 from fedvlp.deploy.named_data import NamedData
@@ -27,6 +27,7 @@ from fedvlp.run.config import from_config, to_config
 from fedvlp.run.fitting import absolute
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.site_sources import PatientSites
+from studies.collections.creamfl_collections import JoinedSource
 
 
 def test_seeds_are_from_the_first_to_the_last_with_both() -> None:
@@ -54,8 +55,9 @@ def test_synthetic_is_the_presets_own_cohort_whatever_the_base_has(tmp_path: Pat
     own = presets.get("fedavg").data
     for data in (f"table:{table}", "label-skew"):
         other = configured("fedavg", data, None, None)
+        run = RunFolder.create(tmp_path, other).path
         assert configured(other, "synthetic", None, None).data == own
-        assert configured("fedavg", "synthetic", None, None, like=other).data == own
+        assert configured("fedavg", "synthetic", None, None, like=run).data == own
         assert configured(other, None, None, None).data == other.data != own
     renamed = replace(configured("fedavg", "label-skew", None, None), name="mine")
     assert configured(renamed, "synthetic", 3, None).data == SyntheticCohort(image_size=72, sites=3)
@@ -96,7 +98,7 @@ def folder_of(name: str, root: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", COLLECTIONS)
+@pytest.mark.parametrize("name", cases(COLLECTIONS, often=OUR_SOURCES))
 def test_a_source_and_its_folder_are_a_data_set_with_images(name: str, tmp_path: Path) -> None:
     """Decoded with the preset's margin around what the model sees, into the cache that is asked for."""
     root = folder_of(name, tmp_path / "root")

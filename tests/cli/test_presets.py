@@ -10,7 +10,7 @@ from support.plugins import PULLED, fresh, installed, pulled
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
-from fedvlp.run.presets import GROUPS, PRESETS
+from fedvlp.run.presets import GROUPS, PRESETS, of_plugins
 
 
 def printed(*arguments: str) -> str:
@@ -22,7 +22,7 @@ def printed(*arguments: str) -> str:
 
 def test_every_preset_is_listed_once_with_a_line_of_its_own() -> None:
     listed = [line.split("│")[1].strip() for line in printed("presets").splitlines() if line.startswith("│")]
-    assert sorted(listed) == sorted(PRESETS)
+    assert sorted(listed) == sorted([*PRESETS, *of_plugins()])
     said = [line for presets in GROUPS.values() for line in presets.values()]
     assert len(set(said)) == len(PRESETS)
     row = next(line for line in printed("presets").splitlines() if "│ feddra " in line)

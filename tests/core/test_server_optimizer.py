@@ -103,5 +103,5 @@ def test_it_is_refused_where_nothing_is_averaged(name: str) -> None:
 
 
 def test_it_is_refused_where_heads_are_solved_for() -> None:
-    with pytest.raises(ValueError, match="FedCCA's heads are solved for"):
-        override(presets.get("fedcca"), "rounds.server_optimizer", "momentum")
+    with pytest.raises(ValueError, match="OneRoundCCA's heads are solved for"):
+        override(presets.get("one-round-cca"), "rounds.server_optimizer", "momentum")

@@ -69,6 +69,22 @@ IDENTIFYING = {
         "since August 2009",
         "of February 25",
         "on 5 May",
+        "2031-03-14T10:22:33+01:00",
+        "14-MAR-31",
+        "14MAR2031",
+        "14/Mar/31",
+        "3/2031",
+        "2031-03",
+        "14. März 2031",
+        "14. Mär. 2031",
+        "vom 14.03.",
+        "14 mars 2031",
+        "le 1er mars",
+        "14 de marzo de 2031",
+        "14 de março de 2031",
+        "14 marzo",
+        "enero de 2031",
+        "14 maart 2031",
     ],
     "phone": [
         "called (617) 555-0134",
@@ -104,6 +120,7 @@ HARMLESS = [
     "Fractures of ribs 8-9-10. Left rib fractures 9-10-11, T10-11-12; the 8-9-10 ribs, vertebrae 10/11/12.",
     "MR Chest, MR ABDOMEN, MR Lumbar Spine, MR C-Spine and DR Chest were advised.",
     "Serial 1 of 2 views, 120 kVp. 1. Edema. 2. Effusion.",
+    "3/4 of the lung, ribs 10/11, L4/5, 1.2012 cm, 10.2011 mm, 5 mar 12 mm, 3 set 20. 1. Mar 2. Dec",
 ]
 
 

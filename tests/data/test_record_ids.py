@@ -23,6 +23,7 @@ from fedvlp.data.record_ids import NAME, RecordKeyError, as_written, hidden, key
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
+from fedvlp.models import fetched
 from fedvlp.run import presets
 from fedvlp.run.experiment import Partition
 from fedvlp.run.folder import RunFolder
@@ -188,3 +189,22 @@ def test_a_key_that_is_open_or_cut_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordKeyError, match="set XDG_DATA_HOME to a folder of your own"):
         key_in(tmp_path / "file" / "below")
+
+
+def test_an_account_without_a_home_is_told_which_folder_to_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As a container's `--user 54321`: no HOME, and no entry in passwd."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.delenv(fetched.FOLDER_VARIABLE, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(RecordKeyError, match="set XDG_DATA_HOME"):
+        own_folder()
+    with pytest.raises(fetched.NoWeightsError, match=f"set {fetched.FOLDER_VARIABLE}"):
+        fetched.folder_of("lite0")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert own_folder() == tmp_path / "fedvlp"

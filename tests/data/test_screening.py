@@ -15,7 +15,6 @@ from fedvlp.data import images
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.deid import PHIError
 from fedvlp.data.screening import DataSource, Screened, screen, screen_all
-from fedvlp.data.sources.creamfl_collections import JoinedSource
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.sources.tabular import CandidPTXSource
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
@@ -29,6 +28,7 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 from fedvlp.run.site_sources import PatientSites, SiteSources
+from studies.collections.creamfl_collections import JoinedSource
 
 SIZE = 40
 NAMED = " Discussed with Dr. Ferreira."

@@ -588,7 +588,7 @@ SHOWING = {"method__shared": 64, "method__noise": 0, "method__distil_phases": 0}
 """FedFed with as many films as ``least_records``, without noise."""
 
 
-@pytest.mark.parametrize("named", [{}, {"presets": ("fedfed",)}, {"accepted": ("0" * 16,)}])
+@pytest.mark.parametrize("named", [{}, {"presets": ("fedavg",)}, {"accepted": ("0" * 16,)}])
 def test_a_method_that_shows_single_records_runs_only_where_its_experiment_was_accepted(named: dict[str, Any]) -> None:
     """64 films, each by itself, are an update of 64 records to the count; the name of a preset is not enough."""
     for experiment in (asked("fedfed", **SHOWING), presets.get("fedfed")):

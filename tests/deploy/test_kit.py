@@ -90,10 +90,12 @@ def test_flare_prepares_a_kit_for_clusters_and_its_rules_stay(
     assert not (kit / "local" / "resources.json").exists()
     looked = {check.what: check.ok for check in site_checks(kit, needed(side))}
     rules = [
-        what for what in looked if what.startswith(("messages", "jobs looked at", "class allow-list", "logs sent"))
+        what
+        for what in looked
+        if what.startswith(("messages", "port for", "jobs looked at", "class allow-list", "logs sent"))
     ]
     assert {looked[what] for what in rules} == {True}, looked
-    assert len(rules) == (2 if name == HOST else 5)
+    assert len(rules) == (3 if name == HOST else 6)
     resources = json.loads((kit / "local" / "resources.json.default").read_text(encoding="utf-8"))
     shipped = json.loads((PROVISIONING / made_for(name) / "resources.json").read_text(encoding="utf-8"))
     assert {key: value for key, value in shipped.items() if key not in ("components", "snapshot_persistor")} == {

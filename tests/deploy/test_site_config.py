@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cases import cases
+from support.laboratory import OUR_SOURCES, SOURCES
 
-from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
@@ -291,7 +292,7 @@ def test_the_server_cannot_build_what_the_sites_keep() -> None:
         Assembly(named()).sites()
 
 
-@pytest.mark.parametrize("source", sorted(SOURCES))
+@pytest.mark.parametrize("source", cases(sorted(SOURCES), often=OUR_SOURCES))
 def test_every_source_of_files_can_be_offered_and_stays_below_the_root(source: str, tmp_path: Path) -> None:
     """A field that holds text and may be absent is a path unless it is known to be none: each is confined."""
     other = {"cache", "root"}

@@ -416,6 +416,7 @@ def test_every_kit_is_provisioned_with_the_perimeter(provisioned: Kits, bare: Pa
     assert found(bare)["messages to this site"].ok
     server = {check.what: check for check in site_checks(provisioned[0] / "localhost", ())}
     assert server["messages to this server, and through it to sites"].ok
+    assert [kit["port for the processes of jobs"].ok for kit in (found(bare), server)] == [True, True]
     assert not server["jobs looked at before they start"].ok, "that stands in provisioning/server"
 
 
@@ -435,6 +436,19 @@ def test_the_servers_kit(edit: Any, wrong: list[str], provisioned: Kits, tmp_pat
     change(kit / "local" / "resources.json", edit)
     bad = [check.what for check in site_checks(kit, ()) if check.ok is False]
     assert [what for what in bad if what != "port of the server"] == wrong, "8002 may be another's on this machine"
+
+
+@pytest.mark.parametrize("site", ["st-anna", "localhost"])
+@pytest.mark.parametrize("text", [None, "", "{}", '{"internal": {"resources": {"connection_security": "tls"}}}', "[]"])
+def test_a_kit_whose_jobs_show_no_certificate_fails(
+    text: str | None, site: str, provisioned: Kits, tmp_path: Path
+) -> None:
+    kit = Path(shutil.copytree(provisioned[0] / site, tmp_path / site))
+    (kit / "local" / "comm_config.json").unlink()
+    if text is not None:
+        (kit / "local" / "comm_config.json").write_text(text)
+    (line,) = (check for check in site_checks(kit, ()) if check.what == "port for the processes of jobs")
+    assert (line.ok, "local/comm_config.json" in line.found) == (False, True)
 
 
 def test_who_runs_the_kit_or_has_the_servers_port_is_told(provisioned: Kits, tmp_path: Path) -> None:

@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 import torch
 from support.cases import cases
+from support.laboratory import METHODS
 from support.toy import World, clone, same_bytes, small
 
 from fedvlp.core.change import update_norm
 from fedvlp.core.types import Broadcast, Reply, State, Update
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import METHODS
 from fedvlp.methods.ensemble import Distillation, PublicEnsemble
 from fedvlp.methods.softpull import SoftPull
 
 FACTORS = (1e3, 1e30, -1.0, -1e3)
 """Larger, so large that its square is infinite, turned round, and both."""
-AVERAGED = [name for name, kind in METHODS.items()
-            if not issubclass(kind, PublicEnsemble) and name not in ("local", "centralized", "fedcca")]  # fmt: skip
-"""FedCCA averages moments: methods/test_fedcca.py."""
+ALONE = ("local", "centralized", "one-round-cca")
+AVERAGED = [name for name, kind in METHODS.items() if not issubclass(kind, PublicEnsemble) and name not in ALONE]
+"""OneRoundCCA averages moments: methods/test_one_round_cca.py."""
 
 
 @dataclass

@@ -32,8 +32,8 @@ from fedvlp.flare import job_check, messages, paths, privacy_filters, task_handl
 from fedvlp.flare.class_list import needed
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.job_check import JobCheck
-from fedvlp.methods import FedFed
 from fedvlp.run import experiment
+from studies.rivals import FedFed
 
 SEED = 0
 JOBS, EXPERIMENTS, UPDATES, BROADCASTS = 300, 100, 50, 25

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.cases import KINDS, cases
+from support.laboratory import METHODS
 from support.toy import Toy, World, same_bytes, small
 
 from fedvlp.core.aggregation import bounded
@@ -19,7 +20,6 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
-from fedvlp.methods import METHODS
 
 Spoil = Callable[[Update], Any]
 BIAS = "text_head.bias"

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from support.cases import cases
+from support.laboratory import METHODS
 from support.toy import Recorder, World, clone, raw, small, three_sites
 
 from fedvlp.core.types import Broadcast, Reply, Update
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import METHODS, FedAvg
+from fedvlp.methods import FedAvg
 
 ROUNDS = Rounds(rounds=3, evaluate_every=1)
 

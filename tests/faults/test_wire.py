@@ -19,6 +19,7 @@ import torch
 from nvflare.apis.shareable import Shareable
 from support.cases import KINDS, cases
 from support.flare_memory import Fate, MemoryFlare, Task, in_engine, serialised, told, toy_experiment
+from support.laboratory import METHODS
 from support.toy import Wired, clone, same_bytes, small, three_sites
 
 from fedvlp.core.aggregation import in_site_order
@@ -28,7 +29,7 @@ from fedvlp.federation.codec import PLAIN, Wire
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Rounds
 from fedvlp.flare import messages
-from fedvlp.methods import METHODS, FedDRA
+from fedvlp.methods import FedDRA
 
 BF16 = Wire(down="bfloat16", up="int8", difference=True)
 SKIP = replace(BF16, skip_unchanged=True)

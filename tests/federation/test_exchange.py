@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from support.cases import cases
+from support.laboratory import METHODS
 from support.toy import ADAMW, Fuse, Pairs, Toy, World, forked, pairs, same_bytes, small, three_sites
 
 from fedvlp.core.method import Method
@@ -27,7 +28,7 @@ from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Upd
 from fedvlp.federation import frames
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool, answer, headed, joined
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import METHODS, FedAvg, MFedAvg
+from fedvlp.methods import FedAvg, MFedAvg
 from fedvlp.training.local_training import Aborted
 from fedvlp.training.settings import Training
 

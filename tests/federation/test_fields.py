@@ -11,6 +11,7 @@ import pytest
 import torch
 from support import films, toy_multimodal
 from support.cases import cases
+from support.laboratory import METHODS, OURS
 from support.toy import ADAMW, Pairs, Wired, World, differs, small
 from torch import nn
 
@@ -19,12 +20,12 @@ from fedvlp.core.types import State
 from fedvlp.federation.codec import Wire
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import METHODS, AdapterConfig, ContextConfig, FedAvg
+from fedvlp.methods import AdapterConfig, ContextConfig, FedAvg
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.selector import SelectorConfig
-from fedvlp.models.vae import DistillerConfig
 from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.training.settings import Training
+from studies.rivals.vae import DistillerConfig
 
 BASE = {
     Training: ADAMW,
@@ -214,7 +215,7 @@ METHODS_SAME = {
     "distil_augmented": "a toy augments nothing: methods/test_creamfl_faults.py",
     "iot_alpha": "a site that lacks images or reports counts less: methods/test_creamfl.py",
     "best_by": MEASURED + "methods/test_mfedavg.py",
-    "fedcca.tower": "a toy's heads are no wider than its towers: methods/test_fedcca.py",
+    "one-round-cca.tower": "a toy's heads are no wider than its towers: methods/test_one_round_cca.py",
     "threshold": MEASURED + "methods/test_pms_fm.py",
     "car-mfl.public": "true alone is taken",
     "car-mfl.private": "true alone is taken",
@@ -238,7 +239,7 @@ def other_of(name: str, setting: str) -> Other:
     return Other(not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else value / 2 or 0.1)
 
 
-@pytest.mark.parametrize("name", cases(METHODS, often=METHODS.keys() - ON_FILMS.keys() - {"fedfed", "fedsm"}))
+@pytest.mark.parametrize("name", cases(METHODS, often=OURS.keys() - {"fedsm"}))
 def test_another_value_of_a_method_trains_another_model(name: str) -> None:
     ignored, mine = [], trained_by(name)
     for setting in [one.name for one in fields(METHODS[name])]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.cases import KINDS as FEW
 from support.cases import cases
+from support.laboratory import METHODS
 from support.towers import client, encoder, records
 from support.toy import (
     ADAMW,
@@ -48,7 +49,7 @@ from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Rounds
 from fedvlp.federation.site import Site, reason
 from fedvlp.federation.site_memory import SiteMemory
-from fedvlp.methods import METHODS, FedAvg, FedDRA, FedRGB, Local, MFedAvg
+from fedvlp.methods import FedAvg, FedDRA, FedRGB, Local, MFedAvg
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.run.experiment import Experiment

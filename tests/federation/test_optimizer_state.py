@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.cases import cases
+from support.laboratory import METHODS
 from support.toy import ADAMW, Fuse, Recorder, Toy, World, clone, forked, pairs, same_bytes, small
 
 from fedvlp.core.checkpoint import load_tensors
@@ -22,7 +23,7 @@ from fedvlp.core.types import EVALUATE, Broadcast, State, group
 from fedvlp.federation.exchange import WorkerPool
 from fedvlp.federation.loop import Rounds
 from fedvlp.federation.site import MOMENTS
-from fedvlp.methods import METHODS, FedAvg, FedDRA, FedRGB
+from fedvlp.methods import FedAvg, FedDRA, FedRGB
 from fedvlp.methods.softpull import SoftPull
 from fedvlp.training.settings import Training
 

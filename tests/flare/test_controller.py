@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import errno
 import gc
+import html
 import json
 import logging
 import os
@@ -20,7 +21,9 @@ from typing import Any, ClassVar
 
 import pytest
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
+from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
@@ -50,10 +53,11 @@ from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.federation.wire import SiteEnd
 from fedvlp.flare import controller as controller_module
 from fedvlp.flare import messages, task_handler
-from fedvlp.flare.controller import FederatedController
+from fedvlp.flare.controller import ABORTED_BY_HAND, FederatedController
 from fedvlp.flare.tracking import RUN_FOLDER
 from fedvlp.methods import METHODS
 from fedvlp.models import initial
+from fedvlp.report import board
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
@@ -356,7 +360,11 @@ def test_a_silent_site_has_the_tasks_time_and_no_more(make: Make) -> None:
     job = flare.submit(task_timeout=50)
     assert flare.clock.now == pytest.approx(50.0, abs=1.0)
     assert status(flare)["status"] == "stopped"
-    for said in ("1 valid updates, 2 needed", "b: task ended as ", "c: task ended as ", "TIMEOUT"):
+    for said in (
+        "1 valid updates, 2 needed",
+        "b: no reply within the task's 50 s",
+        "c: no reply within the task's 50 s",
+    ):
         assert said in job.panic
 
 
@@ -379,7 +387,7 @@ def test_the_least_limits_are_taken() -> None:
 def test_a_time_limit_shorter_than_the_grace_ends_the_waiting(make: Make) -> None:
     flare = make({("c", 0): Fate(train=1e9)})
     flare.submit(task_timeout=20, grace=500.0)
-    assert "TIMEOUT" in dropped(flare)[0]["c"]
+    assert dropped(flare)[0] == {"c": "no reply within the task's 20 s"}
     assert flare.records[0]["sites"].keys() == {"a", "b"}
 
 
@@ -487,8 +495,7 @@ def test_a_site_that_is_reported_dead_costs_its_reply_and_no_more_than_flares_pa
 
     flare.clock.plan(2.0, report)
     job = flare.submit()
-    assert "c: task ended as " in job.panic
-    assert "CLIENT_DEAD" in job.panic
+    assert "c: its FLARE process died, or the server cannot reach it" in job.panic
     assert flare.clock.now == pytest.approx(2.0 + DEAD_AFTER, abs=1.0)
     assert status(flare)["status"] == "stopped"
 
@@ -589,7 +596,7 @@ def test_aborted_at_any_moment_it_is_resumed_to_the_same_bytes(tmp_path: Path, m
         job = flare.submit(grace=10.0)
         assert flare.clock.now <= moment + 0.2, "an abort is heard at once"
         assert (job.panic, status(flare)["status"]) == ("", "aborted")
-        assert status(flare)["reason"] == "the job was aborted; submit it again to resume"
+        assert status(flare)["reason"] == ABORTED_BY_HAND
         assert not flare.run.model.exists()
         interrupted.append(len(flare.records))
         resumed = flare.submit(grace=10.0)
@@ -603,7 +610,7 @@ def test_an_abort_before_the_first_task_leaves_a_run_that_begins_there(make: Mak
     flare = make()
     flare.sites["a"].start = lambda: flare.job.abort.trigger(True)  # type: ignore[method-assign]
     flare.submit()
-    assert status(flare)["reason"] == "the job was aborted; submit it again to resume"
+    assert status(flare)["reason"] == ABORTED_BY_HAND
     assert status(flare)["summary"] == "aborted in round 0 of 2, train"
     assert not flare.arrivals
     del flare.sites["a"].start  # type: ignore[method-assign]
@@ -802,8 +809,117 @@ def test_a_job_that_flare_ends_is_stopped_and_not_aborted(make: Make) -> None:
 
     flare.clock.plan(2.0, policy)
     flare.submit()
-    said = "FLARE ended the job: Aborting job due to deployment policy violation; submit it again to resume"
-    assert (status(flare)["status"], status(flare)["reason"]) == ("stopped", said)
+    cause = "Aborting job due to deployment policy violation in round 1, train"
+    told = status(flare)
+    assert (told["status"], told["cause"], told["summary"]) == ("stopped", cause, f"ended by FLARE: {cause}")
+    assert told["reason"].startswith("Submit the job again")
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        (101, "job process died"),
+        (102, "job process refused a component"),
+        (103, "job process could not use the job's configuration"),
+        (104, "job process could not be started"),
+        (9, "job process was aborted at the site"),
+    ],
+)
+def test_a_sites_process_for_which_flare_ends_the_job_is_the_cause_and_an_earlier_loss_is_not(
+    make: Make, code: int, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """c was lost in round 1, and answers no more; in round 3, a has answered when its process ends; b trains on.
+
+    The codes are those of FLARE's ``ProcessExitCode`` and ``JobReturnCode``.
+    """
+    fates = {("c", round): Fate(train=1e9) for round in (1, 2, 3)} | {("b", 3): Fate(train=100.0)}
+    flare = make(fates, toy_experiment(rounds=5, evaluate_every=0))
+    seen: list[dict[str, Any]] = []
+
+    def fails() -> None:
+        waits = stats(flare).get("under_way", {})
+        if waits.get("round") != 3 or "a" in waits["waits_for"]:
+            flare.clock.plan(0.5, fails)
+            return
+        flare.job.site_reports("a", code)
+        flare.job.site_reports("b", code)  # FLARE ends it there, too: no cause
+        seen.append(stats(flare))
+
+    flare.clock.plan(0.5, fails)
+    job = flare.submit(grace=10.0)
+    told = status(flare)
+    cause = f"a's {what} in round 3, train"
+    assert (told["status"], told["cause"], told["summary"]) == ("stopped", cause, f"ended by FLARE: {cause}")
+    assert told["reason"].startswith("Submit the job again"), "and nothing of c"
+    assert [told["sites"][site]["state"] for site in "abc"] == ["job process failed", "answered", "dropped"]
+    assert job.panic == "", "FLARE knows"
+    assert seen[0]["summary"] == told["summary"], "FLARE's console says so at once"
+    with pytest.raises(SystemExit) as ended:
+        app(["jobs", "status", str(flare.run.path)])
+    assert ended.value.code == 1
+    assert capsys.readouterr().out.startswith(f"ended by FLARE: {cause}\nSubmit the job again")
+    assert html.escape(f"ended by FLARE: {cause}") in board.page(board.statuses(flare.run.path.parents[1]))
+
+
+@pytest.mark.parametrize(
+    ("site", "code", "expected"),
+    [("a", 0, True), ("a", 101, False), ("stranger", 101, True)],
+)
+def test_an_operators_abort_is_no_sites_fault(make: Make, site: str, code: int, expected: bool) -> None:
+    """Not after a report of a process that ended well, nor one that FLARE drops, nor one of no site of the job."""
+    flare = make()
+    flare.clock.plan(0.5, lambda: flare.job.site_reports(site, code, expected=expected))
+    flare.clock.plan(0.6, lambda: flare.job.abort_now())
+    flare.submit()
+    told = status(flare)
+    assert (told["status"], told["summary"], "cause" in told) == ("aborted", "aborted in round 0 of 2, train", False)
+    assert told["reason"].startswith("Somebody aborted the job or shut the server down, whom the server's audit.log")
+    assert told["sites"]["a"]["state"] == "not asked"
+
+
+def test_a_process_that_fails_while_the_job_begins_is_named(make: Make) -> None:
+    """Before the run has a status."""
+    flare = make()
+
+    class Early(FLComponent):
+        def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+            if event_type == EventType.START_RUN:
+                flare.job.site_reports("a", 104)
+
+    flare.submit([Early()])
+    assert status(flare)["summary"] == "ended by FLARE: a's job process could not be started"
+
+
+def test_sites_that_flare_ended_first_are_no_lost_quorum(make: Make) -> None:
+    """FLARE ends the job at the sites before it does at the server: all of them fail."""
+    flare = make()
+    failed = messages.send_failure(Failure(FailureKind.FAILED, "TASK_ABORTED"))
+    flare.fates = lambda task: Fate(change=lambda reply: failed)
+    stop = flare.clock.plan
+
+    def fails() -> None:
+        job, flare.job.abort_now = flare.job, lambda: None  # type: ignore[method-assign]
+        job.site_reports("a", 101)
+
+    stop(0.5, fails)
+    job = flare.submit()
+    assert status(flare)["summary"] == "ended by FLARE: a's job process died in round 0, train"
+    assert job.panic == ""
+
+
+def test_a_run_that_finishes_all_the_same_is_finished(make: Make) -> None:
+    """The process of a site died after its last answer, and FLARE's abort came too late."""
+    flare = make()
+
+    def fails() -> None:
+        flare.job.abort_now = lambda: None  # type: ignore[method-assign]
+        flare.job.site_reports("a", 101)
+
+    flare.clock.plan(4.0, fails)
+    flare.submit()
+    told = status(flare)
+    assert (told["status"], told["summary"], "cause" in told) == ("finished", "completed", False)
+    assert told["sites"]["a"]["state"] == "answered"
 
 
 # --- other ends --------------------------------------------------------------------------------------------------

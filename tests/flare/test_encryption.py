@@ -15,6 +15,7 @@ import pytest
 import torch
 from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
+from support.laboratory import METHODS
 from support.toy import Toy, World, same_bytes
 
 from fedvlp.core.checkpoint import load_tensors
@@ -40,7 +41,7 @@ from fedvlp.flare.encryption import (
 from fedvlp.flare.jobs import job_files
 from fedvlp.flare.messages import MOST_SAMPLES
 from fedvlp.flare.task_handler import refuse_overflow
-from fedvlp.methods import METHODS, FedAvg, FedProx, Local
+from fedvlp.methods import FedAvg, FedProx, Local
 from fedvlp.run import presets
 from fedvlp.run.config import override
 from fedvlp.run.folder import RunFolder

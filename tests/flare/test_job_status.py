@@ -29,6 +29,7 @@ from fedvlp.flare.job_status import (
 from fedvlp.run.lock import only_writer
 
 STARTED = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)  # when the server was
+DIED = {"status": "stopped", "reason": "Submit it.", "cause": "a's job process died in round 3, train"}
 SAID = {"status": "stopped", "reason": "2 valid updates, 4 needed.", "round": 3}
 
 
@@ -80,7 +81,14 @@ class Server:
         ("FINISHED:COMPLETED", False, None, False, "complete"),
         ("FINISHED:ABNORMAL", False, {"status": "finished", "reason": ""}, False, "complete"),
         ("FINISHED:ABNORMAL", False, SAID, True, "stopped. 2 valid updates, 4 needed."),
-        ("FINISHED:EXECUTION_EXCEPTION", False, None, True, "FINISHED:EXECUTION_EXCEPTION"),
+        (
+            "FINISHED:EXECUTION_EXCEPTION",
+            False,
+            None,
+            True,
+            "EXECUTION_EXCEPTION. Its process at the server left no word",
+        ),
+        ("FINISHED:EXECUTION_EXCEPTION", False, DIED, True, "says: a's job process died in round 3, train. Submit it."),
         ("FINISHED:ABORTED", False, {"status": "aborted", "reason": ""}, True, "aborted"),
     ],
 )
@@ -248,6 +256,7 @@ def test_the_board_of_a_server_has_what_runs_and_what_flare_says_of_the_rest(mon
     assert list(shown) == ["a 4", "a 3", "a 2", "a 1", "a 0"]
     assert shown["a 3"] == SAID
     assert [shown[f"a {n}"]["status"] for n in (0, 1, 2, 4)] == ["finished", "FINISHED:ABORTED", "running", "running"]
+    assert shown["a 1"]["summary"] == "FINISHED:ABORTED; why: fedvlp jobs status 1 --kit KIT"
 
 
 ABSENT = {"state": "dropped", "dropped": 2, "reason": "no reply\x1b[2J", "absent_since": 2}

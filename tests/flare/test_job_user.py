@@ -33,8 +33,13 @@ from fedvlp.flare.job_check import JobCheck
 from fedvlp.flare.jobs import write_job
 
 JOB = "0c7d1f2a-0000-4000-8000-000000000002"
-OPTIONS = {"-c": "site-1", "-p": "tcp://localhost:9", "-g": "localhost:8002", "-scheme": "http"}
-ASKED: dict[str, Any] = {"job": JOB, "options": OPTIONS, "set": ["secure_train=true"], "environment": {}}
+ASKED: dict[str, Any] = {"job": JOB, "port": 41235, "environment": {}}
+OWN = {
+    "servers": [{"service": {"target": "fl.consortium.example:8002", "scheme": "http"}}],
+    "client": {"fqsn": "site-1"},
+}
+"""startup/fed_client.json, as far as a job's process is told of it."""
+ELSEWHERE = "tcp://198.51.100.7:9"
 
 
 @pytest.fixture
@@ -44,6 +49,7 @@ def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = tmp_path / ("a kit whose path is longer than a socket's may be " * 2)
     for folder in ("startup", "local", f"{JOB}/app_site-1/config"):
         (made / folder).mkdir(parents=True)
+    (made / "startup" / "fed_client.json").write_text(json.dumps(OWN))
     return made
 
 
@@ -55,26 +61,90 @@ def jobs(kit: Path) -> Iterator[job_user._Jobs]:
         serving.shutdown()
 
 
-def test_a_job_of_the_kit_is_started_as_flare_would(jobs: job_user._Jobs, kit: Path) -> None:
-    command = jobs.command(ASKED)
-    assert command[:5] == [sys.executable, "-m", job_user.MODULE, "-m", str(kit)]
-    assert command[-2:] == ["--set", "secure_train=true"]
+def started(kit: Path, parent: str = "tcp://localhost:41235", security: str = "clear") -> list[str]:
+    """The command of the job, put together by hand from what FLARE gives a job's process."""
+    return [
+        sys.executable, "-m", job_user.MODULE, "-m", str(kit), "-w", str(kit / "startup"), "-n", JOB,
+        "-s", "fed_client.json", "-c", "site-1", "-g", "fl.consortium.example:8002", "-scheme", "http",
+        "-p", parent, "--parent_conn_sec", security,
+        "--set", "secure_train=true", "uid=site-1", "config_folder=config", "print_conf=True",
+    ]  # fmt: skip
+
+
+def test_a_job_of_the_kit_is_started_with_what_the_kit_says(jobs: job_user._Jobs, kit: Path) -> None:
+    assert jobs.command(ASKED) == started(kit)
+    link = {"scheme": "tcp", "resources": {"host": "127.0.0.1", "connection_security": "mtls"}}
+    files = {"comm_config.json.default": {"internal": link}, "comm_config.json": {"internal": {"scheme": "http"}}}
+    said = [("tcp://127.0.0.1:41235", "mtls"), ("http://localhost:41235", "clear")]
+    for (name, content), expected in zip(files.items(), said, strict=True):  # the second takes the first one's place
+        (kit / "local" / name).write_text(json.dumps(content))
+        assert jobs.command(ASKED) == started(kit, *expected)
+    (kit / "local" / "comm_config.json").write_text('{"max_message_size": 1}')
+    assert jobs.command(ASKED) == started(kit)
 
 
 @pytest.mark.parametrize(
     "asked",
     [
         {"job": "../x"},
-        {"options": OPTIONS | {"-m": "/elsewhere"}},
-        {"options": OPTIONS | {"-c": "../site-1"}},
-        {"set": ["secure_train=true", "-m", "/elsewhere"]},
-        {"set": ["config_folder=../../elsewhere"]},
-        {"set": ["a b"]},
+        {"job": JOB + "/../" + JOB},
+        {"port": "41235@198.51.100.7:9"},
+        {"port": -1},
+        {"port": 1 << 16},
+        {"port": True},
+        {"options": {"-c": "x/y"}},
+        {"options": {"-p": ELSEWHERE}},
+        {"options": {"-g": "198.51.100.7:9"}},
+        {"options": {"--parent_conn_sec": "clear"}},
+        {"set": ["config_folder=/tmp/evil"]},
+        {"set": ["secure_train=false"]},
+        {"set": []},
+        {"kit": "/elsewhere"},
+        {"cwd": "/tmp"},
     ],
 )
-def test_nothing_else_is_started(jobs: job_user._Jobs, asked: dict[str, Any]) -> None:
-    with pytest.raises(job_user.JobRequestError):
+def test_a_request_with_anything_else_starts_nothing(jobs: job_user._Jobs, asked: dict[str, Any]) -> None:
+    with pytest.raises(job_user.JobRequestError, match="none that SiteJobLauncher makes"):
         jobs.command(ASKED | asked)
+
+
+def test_a_jobs_environment_is_the_programs_own_with_a_list_of_variables(jobs: job_user._Jobs) -> None:
+    given = {name: f"0,1 {name}+/=" for name in job_user.ENVIRONMENT}
+    assert set(given) == {
+        "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "NVFLARE_JOB_AUTH_TOKEN", "NVFLARE_JOB_TOKEN_SIGNATURE",
+        "NVFLARE_JOB_SSID",
+    }  # fmt: skip
+    assert jobs.environment(ASKED | {"environment": given}) == {**os.environ, **given}
+    for name in ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PATH", "HOME", "FEDVLP_HOME", "cuda_visible_devices"):
+        with pytest.raises(job_user.JobRequestError, match="nothing else"):
+            jobs.environment(ASKED | {"environment": {**given, name: "/tmp/evil"}})
+    for value in ("0\nx", "0\0", "$(id)", "0;1", "\u202e"):
+        with pytest.raises(job_user.JobRequestError, match="plain words"):
+            jobs.environment(ASKED | {"environment": {"CUDA_VISIBLE_DEVICES": value}})
+
+
+@pytest.mark.parametrize("file", ["startup/fed_client.json", "local/comm_config.json"])
+@pytest.mark.parametrize("content", ["", "[]", '{"servers": [], "internal": "tcp"}'])
+def test_a_kit_that_does_not_say_it_starts_nothing(
+    file: str, content: str, jobs: job_user._Jobs, kit: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (kit / file).write_text(content)
+    job = launched(kit)
+    job.wait()
+    assert job.poll() == JobReturnCode.EXECUTION_ERROR
+    assert "a job was not started: " in caplog.text
+
+
+def test_a_link_in_the_place_of_a_job_or_its_app_starts_nothing(jobs: job_user._Jobs, kit: Path) -> None:
+    """Beside what a link leads to, FLARE's account could have put a list of classes of its own."""
+    job = kit / JOB
+    for link in (job / "app_site-1", job):
+        moved = link.rename(kit / "moved")
+        link.symlink_to(moved)
+        with pytest.raises(job_user.JobRequestError, match="a link"):
+            jobs.command(ASKED)
+        link.unlink()
+        moved.rename(link)
 
 
 def test_no_job_that_brings_code_or_that_is_refused_is_started(
@@ -85,6 +155,10 @@ def test_no_job_that_brings_code_or_that_is_refused_is_started(
     with pytest.raises(job_user.JobRequestError, match="code"):
         jobs.command(ASKED)
     custom.rmdir()
+    custom.symlink_to("made later")
+    with pytest.raises(job_user.JobRequestError, match="code"):
+        jobs.command(ASKED)
+    custom.unlink()
     monkeypatch.setattr(JobCheck, "validate", lambda check, app: ("another class", {}))
     with pytest.raises(job_user.JobRequestError, match="another class"):
         jobs.command(ASKED)
@@ -94,8 +168,7 @@ def launched(kit: Path) -> Any:
     """The job, as FLARE's process has it started."""
     context = FLContext()
     told = {
-        JobProcessArgs.CLIENT_NAME: ("-c", "site-1"),
-        JobProcessArgs.OPTIONS: ("--set", " secure_train=true"),
+        JobProcessArgs.PARENT_URL: ("-p", "tcp://localhost:41235"),
         JobProcessArgs.AUTH_TOKEN: ("-t", "secret"),
     }
     context.set_prop(FLContextKey.WORKSPACE_OBJECT, SimpleNamespace(get_root_dir=lambda: str(kit)))
@@ -107,7 +180,8 @@ def launched(kit: Path) -> Any:
 def test_flare_learns_how_it_ended(
     jobs: job_user._Jobs, kit: Path, monkeypatch: pytest.MonkeyPatch, code: int, said: int
 ) -> None:
-    program = f"import os; assert os.environ['NVFLARE_JOB_AUTH_TOKEN'] == 'secret'; os._exit({code})"
+    program = "import os; assert os.environ['NVFLARE_JOB_AUTH_TOKEN'] == 'secret'; assert os.getcwd() == "
+    program += f"{str(kit / 'startup')!r}; os._exit({code})"
     monkeypatch.setattr(jobs, "command", lambda asked: [sys.executable, "-c", program])
     job = launched(kit)
     job.wait()
@@ -191,6 +265,14 @@ class TwoUsers(Hospitals):
                 until((kit / JOBS_SOCKET).is_socket, "jobs can be started", 60.0)
 
 
+def asked_as_flare(kit: Path, request: dict[str, Any]) -> str:
+    """The answer of the jobs' account to a request that FLARE's account makes by itself, past SiteJobLauncher."""
+    program = "import socket, sys; link = socket.socket(socket.AF_UNIX); link.connect(sys.argv[1]); "
+    program += "link.sendall(sys.argv[2].encode() + b'\\n'); print(link.recv(9).decode())"
+    command = as_user(FLARE, PYTHON, "-c", program, JOBS_SOCKET, json.dumps(request))
+    return subprocess.run(command, cwd=kit, capture_output=True, text=True, check=True).stdout.strip()
+
+
 @pytest.mark.slow(seconds=90)
 def test_a_site_trains_whose_flare_process_may_not_read_the_data() -> None:
     if reason := lacking():
@@ -227,6 +309,18 @@ def test_a_site_trains_whose_flare_process_may_not_read_the_data() -> None:
             assert "train failed" not in (kit / job_id / "log.txt").read_text(), "site-1 took part"
             assert (kit / "cache").stat().st_uid == JOBS
             assert (kit / job_id / "log.txt").stat().st_uid == JOBS
+            asked = {"job": job_id, "port": 9, "environment": {}}
+            for hostile in (
+                {"environment": {"LD_PRELOAD": "/tmp/evil.so"}},
+                {"options": {"-p": ELSEWHERE}},
+                {"set": ["secure_train=false"]},
+            ):
+                assert asked_as_flare(kit, asked | hostile) == "1"
+            refusals = (here.folder / f"site-1-{JOBS}.log").read_text().count("a job was not started")
+            assert refusals == 3, "and nothing else was"
+            for file in ("local/resources.json", "local/comm_config.json", "startup/fed_client.json"):
+                wrote = subprocess.run(as_user(FLARE, "touch", kit / file), capture_output=True, check=False)
+                assert wrote.returncode, "what a job's command is made of is not FLARE's account's to write"
             session = opened(here, LEAD)
             try:  # the next one is ended by the console
                 longer = write_job(

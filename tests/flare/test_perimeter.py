@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
+import psutil
 import pytest
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FedEventHeader, ReservedKey
@@ -36,6 +37,7 @@ from nvflare.fuel.f3.cellnet.defs import (
     ReturnCode,
 )
 from nvflare.fuel.f3.cellnet.net_agent import NetAgent
+from nvflare.fuel.f3.comm_config import CommConfigurator
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
@@ -56,7 +58,9 @@ from nvflare.private.defs import (
 )
 from nvflare.private.fed.authenticator import Authenticator
 from nvflare.private.fed.server import job_cmds, job_meta_validator
+from nvflare.private.fed.utils.identity_utils import IdentityAsserter
 from support.hospitals import LEAD, MEMBER, Hospitals, joined, opened, submitted
+from support.nobody import NOBODY, lacking, said_to_nobody
 from support.provisioned import processes, until
 from support.short_jobs import committed
 
@@ -75,11 +79,20 @@ TOPICS = [
     for name, topic in vars(group).items()
     if name.isupper()
 ]
-STRANGERS = {
-    "no signature": (SERVER, SERVER, ""),
-    "forged": (SERVER, SERVER, "forged"),
-    "an admin": ("member", "token-m", "signed"),
-    "another site": ("site-2", "token-2", "signed"),
+SERVERS = (SERVER, SERVER, "signed")
+OURS = ("site-1", "token-1", "signed")
+STRANGERS = {  # name, token and signature; the cell that sent it, and its certificate
+    "no signature": ((SERVER, SERVER, ""), SERVER, "the server's"),
+    "forged": ((SERVER, SERVER, "forged"), SERVER, "the server's"),
+    "an admin": (("member", "token-m", "signed"), SERVER, "the server's"),
+    "another site": (("site-2", "token-2", "signed"), SERVER, "the server's"),
+    "our token, past the server": (OURS, SERVER, "the server's"),
+    "the server's token at our port": (SERVERS, f"site-1.{JOB}", ""),
+    "our token at our port": (OURS, f"site-1.{JOB}", ""),
+    "the server's token with another's certificate": (SERVERS, "site-2", "site-2"),
+    "our name with another's certificate": (OURS, f"site-1.{JOB}", "site-2"),
+    "a name that begins like ours": (OURS, f"site-10.{JOB}", "site-1"),
+    "nobody": (("", "", ""), "server.x", ""),
 }
 
 
@@ -93,18 +106,24 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
 def guard(**args: Any) -> Perimeter:
     verifier = SimpleNamespace(verify=lambda name, token, signature: signature == "signed")
     made = Perimeter(**args)
-    link = SimpleNamespace(client_name="site-1", token="token-1", token_verifier=verifier)
-    made._site = SimpleNamespace(communicator=link)
+    made._cell = made._own_name = "site-1"
+    made._site = SimpleNamespace(communicator=SimpleNamespace(token_verifier=verifier))
     return made
 
 
-def asked(topic: str, sender: tuple[str, str, str], job: str = JOB) -> Message:
-    """A request that says it comes from the server."""
+def asked(
+    topic: str, sender: tuple[str, str, str], cell: str = SERVER, peer: str = "the server's", job: str = JOB
+) -> Message:
+    """A request that says it comes from the server; ``cell`` and its certificate are those of the connection."""
     body = admin_defs.Message(topic, archive("{}") if topic == TrainingTopic.DEPLOY else "")
     body.set_header("job_id", job)
     keys = (CellMessageHeaderKeys.CLIENT_NAME, CellMessageHeaderKeys.TOKEN, CellMessageHeaderKeys.TOKEN_SIGNATURE)
     headers = {MessageHeaderKey.MSG_TYPE: MessageType.REQ, MessageHeaderKey.CHANNEL: CellChannel.CLIENT_MAIN}
-    return Message({**headers, MessageHeaderKey.ORIGIN: SERVER, **dict(zip(keys, sender, strict=True))}, body)
+    headers |= {MessageHeaderKey.ORIGIN: SERVER, MessageHeaderKey.DESTINATION: "site-1"}
+    message = Message({**headers, **dict(zip(keys, sender, strict=True))}, body)
+    message.set_prop(MessagePropKey.COMMON_NAME, peer)
+    message.set_prop(MessagePropKey.ENDPOINT, Endpoint(cell))
+    return message
 
 
 def archive(*files: str, compression: int = ZIP_STORED, name: str = "config/config_fed_client.json") -> bytes:
@@ -173,6 +192,7 @@ def test_a_second_process_on_one_kit_ends_with_a_sentence(tmp_path: Path, monkey
     """The processes of jobs, which build the same component in another folder, do not look."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(CoreCell, "start", CoreCell.start)
+    monkeypatch.setattr(CommConfigurator, "get_config", lambda self: INNER)
     with only_writer(tmp_path):
         Perimeter()
         monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name=PARENTS[1]))
@@ -194,14 +214,16 @@ def test_it_looks_at_messages_before_the_process_opens_a_port(
     monkeypatch.setattr(CoreCell, "start", lambda core: at_start.append(len(core.filters)))
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name=program))
     monkeypatch.setattr(perimeter, "_until_the_end", ExitStack())
+    monkeypatch.setattr(CommConfigurator, "get_config", lambda self: INNER)
     filters: list[Any] = []
     core = SimpleNamespace(
         filters=filters,
         secure=True,
-        identity_resolver=SimpleNamespace(resolve=lambda name: "the server's"),
-        credential_manager=SimpleNamespace(enforce_identity=True),
+        get_fqcn=lambda: "site-1",
+        identity_resolver=SimpleNamespace(resolve=lambda name: "site-1"),
         add_incoming_filter=lambda *args: filters.append(args[-1]),
         add_incoming_request_filter=lambda *args: filters.append(args[-1]),
+        add_outgoing_reply_filter=lambda *args: None,
     )
     with perimeter._until_the_end:
         Perimeter(side)
@@ -209,6 +231,24 @@ def test_it_looks_at_messages_before_the_process_opens_a_port(
     assert filters
     assert at_start == [len(filters)]
     assert all(refuses(asked(TrainingTopic.ABORT, (SERVER, SERVER, "signed"))) for refuses in filters)
+
+
+INNER = {"internal": {"scheme": "tcp", "resources": {"host": "127.0.0.1", "connection_security": "mtls"}}}
+
+
+@pytest.mark.parametrize(
+    "config", [None, {}, {"internal": {"scheme": "tcp", "resources": {"connection_security": "clear"}}}]
+)
+def test_flare_does_not_start_where_anybody_could_speak_for_its_jobs(
+    config: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(CoreCell, "start", CoreCell.start)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name=PARENTS[1]))
+    monkeypatch.setattr(perimeter, "_until_the_end", ExitStack())
+    monkeypatch.setattr(CommConfigurator, "get_config", lambda self: config)
+    with perimeter._until_the_end, pytest.raises(SystemExit, match=r"^not started: .*local/comm_config\.json"):
+        Perimeter()
 
 
 def test_a_flood_of_messages_does_not_fill_the_disk(
@@ -232,8 +272,8 @@ def test_a_flood_of_messages_does_not_fill_the_disk(
 def test_a_stranger_is_refused(lines: list[dict[str, str]]) -> None:
     for sender in STRANGERS:
         for topic in TOPICS:
-            message = asked(topic, STRANGERS[sender])
-            assert guard().check_sender(message)
+            message = asked(topic, *STRANGERS[sender])
+            assert guard().check_sender(message), sender
             assert guard().check_request(message)
             assert lines[-1]["action"] == REFUSED
 
@@ -249,8 +289,12 @@ def test_the_server_asks_what_the_table_says(lines: list[dict[str, str]]) -> Non
 def test_the_server_asks_a_site_on_one_channel_and_the_sites_own_processes_on_all(
     channel: str, lines: list[dict[str, str]]
 ) -> None:
-    for sender, passes in (((SERVER, SERVER, "signed"), False), (("site-1", "token-1", "signed"), True)):
-        message = asked("stop_cell", sender)
+    for sender, passes in (
+        ((SERVERS,), False),
+        ((OURS, f"site-1.{JOB}", "site-1"), True),
+        ((OURS, "site-1", ""), True),
+    ):
+        message = asked("stop_cell", *sender)
         message.set_header(MessageHeaderKey.CHANNEL, channel)
         assert not guard().check_sender(message)
         assert (guard().check_request(message) is None) == passes
@@ -264,7 +308,7 @@ def test_a_shell_only_where_the_site_asks_for_it(lines: list[dict[str, str]]) ->
 
 def test_only_a_job_is_deleted(lines: list[dict[str, str]]) -> None:
     for job in ["data", "privacy", "../x", "", JOB + "/.."]:
-        assert guard().check_request(asked(TrainingTopic.DELETE_RUN, (SERVER, SERVER, "signed"), job))
+        assert guard().check_request(asked(TrainingTopic.DELETE_RUN, SERVERS, job=job))
 
 
 def from_outside(channel: str, topic: str, *, peer: str, cell: str, to: str = SERVER, name: str = "") -> Message:
@@ -284,10 +328,10 @@ SITE_JOB = {"peer": "site-1", "cell": f"site-1.{JOB}"}
 SERVER_JOB = f"server.{JOB}"
 
 
-def at_server(message: Message, mutual: bool = True) -> Message | None:
+def at_server(message: Message) -> Message | None:
     """What the server's guard says to it."""
     made = Perimeter("server")
-    made._own_name, made._mutual = "the server's", mutual
+    made._cell, made._own_name = SERVER, "the server's"
     return made.check_at_server(message)
 
 
@@ -365,19 +409,45 @@ def test_an_account_joins_as_no_site(
     assert (at_server(message) is None) == passes
 
 
-def test_only_the_servers_own_processes_need_no_certificate(lines: list[dict[str, str]]) -> None:
-    for peer, cell, mutual, passes in [
-        ("", SERVER, True, True),
-        ("", SERVER_JOB, True, True),
-        ("the server's", SERVER_JOB, True, True),
-        ("", "site-1", True, False),
-        ("", f"_admin_{JOB}", True, False),
-        ("", SERVER_JOB, False, False),  # whoever connects may call itself so
+def test_only_the_server_itself_needs_no_certificate(lines: list[dict[str, str]]) -> None:
+    for peer, cell, passes in [
+        ("", SERVER, True),  # under this name FLARE lets nobody else connect
+        ("the server's", SERVER_JOB, True),
+        ("", SERVER_JOB, False),  # whoever connects may call itself so
+        ("", "server.x", False),
+        ("", "site-1", False),
+        ("", f"_admin_{JOB}", False),
+        ("site-1", SERVER_JOB, False),
     ]:
-        message = asked(TrainingTopic.ABORT, (SERVER, SERVER, "signed"))
-        message.set_prop(MessagePropKey.COMMON_NAME, peer)
-        message.set_prop(MessagePropKey.ENDPOINT, Endpoint(cell))
-        assert (at_server(message, mutual) is None) == passes
+        message = asked(TrainingTopic.ABORT, SERVERS, cell, peer)
+        assert (at_server(message) is None) == passes, (peer, cell)
+
+
+OTHER = JOB[::-1]
+
+
+@pytest.mark.parametrize(("side", "name"), [("server", "the server's"), ("client", "site-1")])
+def test_no_job_speaks_to_another_job(side: str, name: str, lines: list[dict[str, str]]) -> None:
+    own = SERVER if side == "server" else "site-1"
+    for to, passes in [
+        (own, True), (f"{own}.{JOB}", True), (f"site-2.{JOB}", True),
+        (f"{own}.{OTHER}", False), (f"site-2.{OTHER}", False), (f"site-2.{OTHER}.trainer", False),
+    ]:  # fmt: skip
+        message = asked("abort", OURS, f"{own}.{JOB}", name)
+        message.set_header(MessageHeaderKey.DESTINATION, to)
+        made = guard(side=side)
+        made._cell, made._own_name = own, name
+        refused = (made.check_at_server if side == "server" else made.check_sender)(message)
+        assert (refused is None) == passes, to
+
+
+def test_no_reply_of_the_server_carries_its_token() -> None:
+    """FLARE adds it to each; the first filter that returns a reply is the last one."""
+    made = Perimeter("server")
+    made._cell = SERVER
+    for to, bare in [("site-1", True), (f"_admin_{JOB}", True), (SERVER_JOB, True), (SERVER, False)]:
+        reply = Message({MessageHeaderKey.DESTINATION: to})
+        assert made.without_token(reply) is (reply if bare else None)
 
 
 # Two provisioned hospitals
@@ -439,14 +509,18 @@ class Intruder:
         self.worn: dict[str, Any] = {}  # what each message says of its sender
         self.core.add_outgoing_request_filter("*", "*", lambda message: message.add_headers(self.worn))
 
-    def replay(self) -> None:
+    def replay(self, token: tuple[str, str, str]) -> None:
         """From now on each message says that it is the server's, with the signature of the server's own messages."""
+        keys = (CellMessageHeaderKeys.CLIENT_NAME, CellMessageHeaderKeys.TOKEN, CellMessageHeaderKeys.TOKEN_SIGNATURE)
+        self.worn = dict(zip(keys, token, strict=True))
+        self.worn |= {MessageHeaderKey.ORIGIN: SERVER, MessageHeaderKey.SERVER_TRANSIT_REQUIRED: False}
+
+    def told(self) -> set[str]:
+        """What the server's answer says of its own token."""
         nonce = new_cell_message({IdentityChallengeKey.NONCE: "any"}, None)
         reply = self.core.send_request(CellChannel.SERVER_MAIN, CellChannelTopic.Challenge, SERVER, nonce, timeout=10)
-        keys = (CellMessageHeaderKeys.CLIENT_NAME, CellMessageHeaderKeys.TOKEN, CellMessageHeaderKeys.TOKEN_SIGNATURE)
-        self.worn = {key: reply.get_header(key) for key in keys}
-        assert self.worn[CellMessageHeaderKeys.CLIENT_NAME] == SERVER
-        self.worn |= {MessageHeaderKey.ORIGIN: SERVER, MessageHeaderKey.SERVER_TRANSIT_REQUIRED: False}
+        assert reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK
+        return {CellMessageHeaderKeys.TOKEN, CellMessageHeaderKeys.TOKEN_SIGNATURE} & {*reply.headers}
 
     def send(self, channel: str, topic: str, cell: str, body: Any = None) -> str:
         """What came of it."""
@@ -464,6 +538,13 @@ class Intruder:
             for cell in (*PAIR, f"site-1.{JOB}"):
                 self.core.fire_and_forget(channel, "abort", cell, new_cell_message({}, None))
         return len(PAIR) * len(TOPICS) + (len(PAIR) + 1) * len(CHANNELS)
+
+
+def signed(here: Hospitals, name: str = SERVER, token: str = SERVER) -> tuple[str, str, str]:
+    """A token as the server makes them, its own for one: all that somebody could have read or overheard."""
+    startup = here.kits / "localhost" / "startup"
+    asserter = IdentityAsserter(str(startup / "server.key"), str(startup / "server.crt"))
+    return name, token, str(asserter.sign(name + token, return_str=True))
 
 
 @contextmanager
@@ -526,7 +607,7 @@ def test_a_site_alone_refuses_what_its_server_did_not_sign(tmp_path: Path) -> No
     with (
         SitesAlone(tmp_path / "consortium", PAIR) as hospitals,
         intruder(up(hospitals)) as sender,
-        refused(hospitals, PAIR, "it has no signature of the server") as count,
+        refused(hospitals, PAIR, "it is neither this site's nor the server's own") as count,
     ):
         for topic in TOPICS:
             for site in PAIR:
@@ -538,10 +619,11 @@ def test_a_site_alone_refuses_what_its_server_did_not_sign(tmp_path: Path) -> No
 @pytest.mark.parametrize("user", [MEMBER, LEAD, "it@northgate.example", ALTERED])
 @pytest.mark.parametrize("replayed", [False, True])
 def test_nobodys_messages_but_the_servers_reach_a_site(here: Hospitals, user: str, replayed: bool) -> None:
-    """With the sender's own token, and with the server's, which all receive with each answer."""
+    """With the sender's own token, and with the server's, which sites receive with each message of it."""
     with intruder(here, user) as sender:
+        assert sender.told() == set()
         if replayed:
-            sender.replay()
+            sender.replay(signed(here))
         with refused(here, ["localhost"], f"through certificate {user}: ") as count:
             count.append(sender.everything())
 
@@ -598,6 +680,59 @@ def test_nobody_drives_the_server_or_a_running_job(here: Hospitals) -> None:
         for job_id in (running, cloned):
             session.abort_job(job_id)
         until(lambda: str(session.get_job_status(running)).startswith("FINISHED:ABORT"), "the job has been aborted")
+    finally:
+        session.close()
+
+
+def ports(here: Hospitals, *words: str) -> list[int]:
+    """Where the processes of a kit listen for processes of this machine alone."""
+    ports = {
+        link.laddr.port
+        for process in processes(*words)
+        for link in process.net_connections("tcp4")
+        if link.status == psutil.CONN_LISTEN and link.laddr.ip == "127.0.0.1"
+    }
+    return sorted(ports - {here.port})
+
+
+@system
+@pytest.mark.skipif(bool(lacking()), reason=lacking())
+def test_no_other_account_of_the_machine_speaks_to_flares_processes(here: Hospitals) -> None:
+    """With every token that there is, in every name, to a site, to the server and to a job, which then ends as ever."""
+    kit = {name: str(here.kits / name) for name in ("localhost", "site-1")}
+    session = opened(here, LEAD)
+    try:
+        running = session.submit_job(str(exported(here, "beside", 3)))
+        until(lambda: ports(here, kit["site-1"], "worker_process"), "the job at the site has begun")
+        tokens = [signed(here), signed(here, "server_job", running), signed(here, "site-1", JOB), ("", "NA", "NA")]
+        listeners = {
+            "localhost": ports(here, kit["localhost"], "server_train"),
+            "site-1": ports(here, kit["site-1"], "client_train"),
+            "job": ports(here, kit["site-1"], "worker_process"),
+        }
+        assert {name: len(found) for name, found in listeners.items()} == {"localhost": 1, "site-1": 1, "job": 1}
+        messages = [
+            *(("site-1", CellChannel.CLIENT_MAIN, topic) for topic in TOPICS),
+            (SERVER, CellChannel.SERVER_MAIN, CellChannelTopic.Challenge),
+            (SERVER, CellChannel.CELLNET, CellChannelTopic.Bye),
+            *((f"{cell}.{running}", CellChannel.CLIENT_COMMAND, "abort") for cell in (SERVER, "site-1")),
+            (f"server.{running}", CellChannel.SERVER_COMMAND, "get_task"),
+            (f"site-1.{running}", "_net_manager", "stop"),
+        ]
+        before = {name: len(refusals(here, name)) for name in kit}
+        names = (f"site-1.{running}.trainer_1", f"site-1.{running}x", f"server.{running}x", f"site-2.{JOB}")
+        for (port,) in listeners.values():
+            cells = [
+                {"port": port, "cell": cell, "token": token, "messages": messages}
+                for cell, token in zip(names, tokens, strict=True)
+            ]
+            assert {*said_to_nobody(cells)} == {ReturnCode.TARGET_UNREACHABLE}
+        for name in kit:
+            lines = refusals(here, name)[before[name] :]
+            assert lines
+            assert all(f"[U:uid {NOBODY}]" in line for line in lines), lines
+        until(lambda: str(session.get_job_status(running)).startswith("FINISHED"), "the job has ended", 400)
+        assert session.get_job_status(running) == "FINISHED:COMPLETED"
     finally:
         session.close()
 

@@ -56,7 +56,7 @@ def small(name: str, **settings: object) -> Experiment:
         ("scaffold", 1, 4, {"data.sites": 2, **EIGHT_BIT, **OWN_NORM}),
         # each batch's encoding projected twice; a site's own aligner
         ("fedrgb", 2, 2, {"data.sites": 2, "method.aligner_steps": 2}),
-        ("fedcca", 2, 0, {"data.sites": 2}),  # moments, and heads that the server solves for
+        ("one-round-cca", 2, 0, {"data.sites": 2}),  # moments, and heads that the server solves for
         ("pms-fm", 2, 0, {"data.sites": 3}),  # personalised models and Adam's moments, at the server
         ("creamfl", 5, 5, {"data.size": 700, **SERVER_TRAINS}),  # a model of another architecture at each site
         ("car-mfl", 1, 1, {"data.sites": 2, "data.size": 700, "partition.image_only": 1}),  # partners by round
@@ -103,7 +103,7 @@ def test_sites_and_server_that_name_a_public_set_are_the_engine_that_has_all_rec
 LENT = {"partition.retrieve": "true", "partition.left_out": "texts"}
 
 
-@pytest.mark.parametrize(("name", "settings"), [("car-mfl", {}), ("creamfl", {}), ("pms-fm", LENT), ("fedcca", LENT)])
+@pytest.mark.parametrize(("name", "settings"), [("car-mfl", {}), ("creamfl", {}), ("pms-fm", LENT), ("one-round-cca", LENT)])
 def test_hospitals_that_lack_a_half_are_the_engines(name: str, settings: dict[str, str], tmp_path: Path) -> None:
     """From one table with pairs, images, reports, a hospital of all three, and a public set."""
     chosen = experiment_of_halves(name, table_of_halves(tmp_path / "data"), **settings)

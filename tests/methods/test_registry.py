@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.cases import KINDS, cases
+from support.laboratory import METHODS
 from support.toy import ADAMW, Pairs, World, aggregate, clone, differs, same_bytes, small, three_sites
 from torch import Tensor, nn
 
@@ -21,25 +22,25 @@ from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, Broadcast
 from fedvlp.federation.exchange import SequentialExchange
-from fedvlp.methods import METHODS
 from fedvlp.methods.ensemble import PublicEnsemble
 from fedvlp.methods.robust import RobustWeights
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run.config import from_config, to_config
+from studies import rivals
 
 MODEL = ModelConfig(embedding_dim=16, image_size=16, max_tokens=8, vocabulary=64, head_hidden=16, text_layers=1)
 CLASSIFIER = MultimodalConfig(**{**vars(MODEL), "alignment": True}, labels=("a", "b", "c", "d", "e"))
 
 
 def objectives() -> dict[str, Any]:
-    """Every configuration of an objective that fedvlp.objectives holds, by class name."""
+    """Every configuration of an objective that fedvlp.objectives and a clone's rivals hold, by class name."""
     found = {}
     for module in pkgutil.iter_modules(fedvlp.objectives.__path__, "fedvlp.objectives."):
         for name, kind in vars(importlib.import_module(module.name)).items():
             if dataclasses.is_dataclass(kind) and hasattr(kind, "build") and kind.__module__ == module.name:
                 found[name] = kind
-    return found
+    return found | {kind.__name__: kind for kind in rivals.OBJECTIVES.values()}
 
 
 OBJECTIVES = objectives()
@@ -68,8 +69,10 @@ ALL_OBJECTIVES = ("feddra", "creamfl")
 """The methods that are tried with every objective: one averages weights in two phases, one does not."""
 
 
+RIVALS = {*rivals.METHODS, *(kind.__name__ for kind in rivals.OBJECTIVES.values())}
+
 GRID = [
-    (name, objective)
+    pytest.param(name, objective, marks=[pytest.mark.slow(seconds=1)] if {name, objective} & RIVALS else [])
     for number, name in enumerate(METHODS)
     for place, objective in enumerate(OBJECTIVES)
     if name in ALL_OBJECTIVES or number % len(OBJECTIVES) == place
@@ -95,7 +98,7 @@ def test_every_method_trains_an_objective_and_every_objective_two_methods(name: 
     )
     server, site = world.server(), world.site("a")
     method.start(server)
-    server.round = int(not any(method.steps(phase) for phase in method.phases(0)))  # FedCCA's first trains nothing
+    server.round = int(not any(method.steps(phase) for phase in method.phases(0)))  # OneRoundCCA's first trains nothing
     for phase in method.phases(server.round):
         server.phase = phase
         method.prepare(server)
@@ -157,7 +160,9 @@ def test_what_a_method_remembers_is_declared_memory_of_tensors(name: str) -> Non
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "fedprox": [({"mu": -1}, "mu is -1")],
     "fedmoon": [({"mu": -1.0}, "mu is"), ({"temperature": 0.0}, "temperature is 0"), ({"temperature": inf}, "is inf")],
-    "fedcca": [({name: 0}, f"{name} is 0; it must be above 0") for name in ("image_ridge", "text_ridge", "tower")],
+    "one-round-cca": [
+        ({name: 0}, f"{name} is 0; it must be above 0") for name in ("image_ridge", "text_ridge", "tower")
+    ],
     "fedfed": [({"noise": -1.0}, "noise"), ({"shared": 0}, "shared"), ({"distil_phases": -1}, "distil_phases")],
     "fedu": [({"threshold": -0.1}, r"threshold is -0\.1")],
     "fedema": [({"tau": 1.5}, r"tau is 1\.5"), ({"scale": -1.0}, r"scale is -1\.0")],

@@ -25,7 +25,7 @@ from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import InitialWeightsError, load_initial, save_initial
 from fedvlp.models.load import load_model
 from fedvlp.models.multimodal import MultimodalConfig
-from fedvlp.objectives import BYOLConfig, ConVIRTConfig
+from fedvlp.objectives import ConVIRTConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
@@ -33,6 +33,7 @@ from fedvlp.run.folder import RunFolder
 from fedvlp.run.presets import get
 from fedvlp.run.simulate import simulate
 from fedvlp.training.settings import Training
+from studies.rivals import BYOLConfig
 
 SHIPPED = ModelConfig(init="tiny-pool", head_norm="layer", adapters="lora", adapter_rank=4)
 BATCH = {

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.provisioned import BIN, until
+from support.provisioned import BIN, free_port, until
 
 POC = Path(__file__).parents[2] / "poc"
 STOPS = 'echo "$@" >>"$CALLS"\n[ "$2" != stop ] || [ ! -e "$ON_STOP" ] || kill $(cat "$ON_STOP")\n'
@@ -28,20 +30,21 @@ class Shell:
         (folder / "bin" / "nvflare").write_text(f"#!/usr/bin/env bash\n{STOPS}")
         (folder / "bin" / "nvflare").chmod(0o755)
 
-    def __call__(self, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def __call__(self, script: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         own = {
             "PATH": f"{self.folder / 'bin'}:{BIN}:{os.environ['PATH']}", "HOME": str(self.folder / "home"),
-            "POC_FOLDER": str(self.poc), "CALLS": str(self.calls), "ON_STOP": str(self.on_stop), **variables,
+            "POC_FOLDER": str(self.poc), "CALLS": str(self.calls), "ON_STOP": str(self.on_stop),
+            "POC_PORT": str(free_port()), **variables,
         }  # fmt: skip
         return subprocess.run(
-            [POC / script], cwd=self.folder, env={**os.environ, **own}, capture_output=True, text=True, timeout=100,
-            check=False,
+            [POC / script, *words], cwd=self.folder, env={**os.environ, **own}, capture_output=True, text=True,
+            timeout=100, check=False,
         )  # fmt: skip
 
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
-    return Shell(tmp_path, tmp_path / "c++ (1)" / "poc")
+    return Shell(tmp_path, tmp_path / "c++.1" / "poc")
 
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -184,3 +187,37 @@ def test_the_poc_reads_the_users_towers_and_keeps_its_runs(given: str, shell: Sh
     towers = given or f"{shell.folder}/home/.cache/fedvlp/towers"
     seen = {f"FEDVLP_TOWERS={towers}", f"HOME={shell.poc}/home"}
     assert set(done.stdout.splitlines()) == seen
+
+
+def test_what_flare_would_fail_with_later_is_refused_at_once(shell: Shell) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = str(other.getsockname()[1])
+        for variables, said in (
+            ({"POC_PORT": taken}, f"port {taken} cannot be opened (Address already in use)"),
+            ({"POC_PORT": "70000"}, "expected a number from 1024 to 65535"),
+            ({"POC_PORT": "abc"}, "expected a number from 1024 to 65535"),
+            *(({"POC_FOLDER": str(shell.folder / name)}, "to a folder of such a name") for name in ODD_NAMES),
+        ):
+            done = shell("run.sh", **variables)
+            assert (done.returncode, said in done.stderr) == (2, True), (variables, done.stderr)
+            assert not shell.calls.exists(), "nothing was started"
+
+
+ODD_NAMES = ("my poc", "O'Brien", "poc#2", "lead@site", "poc(1)", "p$c", "K\u00f6ln", "a;b")
+
+
+def test_a_job_of_sites_that_are_not_there_is_not_submitted(shell: Shell) -> None:
+    kits = shell.workspace / "fedvlp" / "prod_00"
+    for kit in ("localhost", "lead@localhost.org", "site-1", "site-2", "site-3"):
+        (kits / kit).mkdir(parents=True)
+    deploy_map = json.dumps({"deploy_map": {"app": ["server", *(f"site-{number}" for number in range(1, 6))]}})
+    (shell.folder / "bin" / "fedvlp").write_text(
+        f'#!/usr/bin/env bash\nmkdir -p "$4"\necho \'{deploy_map}\' >"$4/meta.json"\n'
+    )
+    (shell.folder / "bin" / "fedvlp").chmod(0o755)
+    done = shell("submit.sh", "fedavg", "--sites", "5")
+    assert done.returncode == 2
+    assert "sites that this POC lacks (site-4, site-5)" in done.stderr
+    assert not shell.calls.exists()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from fedvlp.evaluation.intervals import Interval
 from fedvlp.report.html import ABSENT
 from fedvlp.report.opening import sentences
 from fedvlp.report.run import Run
+from fedvlp.run.beside import CHANCE, Beside
 from fedvlp.run.compare import INITIAL
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import Record
@@ -80,6 +83,41 @@ def test_bounds_that_are_not_there_decide_nothing(tmp_path: Path) -> None:
     assert "nan" not in page_of(folder).text
 
 
+def test_what_is_no_more_than_chance_does_not_rise(tmp_path: Path) -> None:
+    """The initial heads were below chance, by luck: 4.0 to 8.0 is a gain for certain, and worth nothing."""
+    folder = run_of(tmp_path, robust())
+    note(folder, Interval(4, 2.5, 5.5), {})
+    run = Run.read(folder)
+    for side, begins in ((1, "R@1 rose from 4.0"), (0, "R@1 is no more than chance although it went from 4.0")):
+        chance = Beside("R@1", Interval(8, 7, 9), CHANCE, 3.125, side)
+        first, gained, *_ = sentences(replace(run, beside=[chance]))
+        assert first.startswith("This run is worth more than chance" if side else "This run shows no more than chance")
+        assert gained.startswith(begins)
+
+
+def test_a_closed_form_has_no_initial_model(tmp_path: Path) -> None:
+    """Its heads are solved for: the random ones, which found 20 % by luck, took no part and stand nowhere."""
+    history = [
+        record(0, "moments", {site: recalls(20, "val", "test") for site in SITES}),
+        record(1, "evaluate", {site: recalls(7.5, "val", "test") for site in SITES}),
+    ]
+    folder = run_of(tmp_path, history, preset="one-round-cca-real")
+    assert said(folder)[0] == (
+        "R@1 is 7.5 on average over 3 sites after 1 round without a training step (test, in batches of 32; chance 3.1)."
+    )
+    lines = [",".join(COLUMNS), "trained,average,,,1,64,7.5,6,9,3.125,nan"]
+    file_of(folder).parent.mkdir()
+    file_of(folder).write_text("\n".join(lines))
+    assert said(folder)[0].startswith("R@1 is 7.5 [6.0, 9.0] on average over 3 sites after 1 round")
+    page = page_of(folder)
+    assert page.tables["R@1 on the test split, in batches of 32 (%), with 95 % intervals"] == [
+        ["", "test pairs", "trained", "from the average", "chance"],
+        ["average over sites", "64", "7.5 [6.0, 9.0]", ABSENT, "3.1"],
+    ]
+    for word in (r"\b20\.0\b", "rose", "fell", "Before training", "1 rounds"):
+        assert not re.search(word, page.text), word
+
+
 def test_the_source_oracle_is_what_a_model_must_exceed(tmp_path: Path) -> None:
     for name, together, expected in (
         ("above", Interval(6, 2.5, 9), "is above what knowing the site alone would give: 6.0 [2.5, 9.0] against 2.0."),
@@ -104,7 +142,7 @@ def test_the_source_oracle_is_what_a_model_must_exceed(tmp_path: Path) -> None:
 
 def test_intervals_stand_beside_the_recalls(tmp_path: Path) -> None:
     folder = run_of(tmp_path, robust())
-    assert "fedvlp report RUN --intervals" in page_of(folder).text
+    assert f"fedvlp report {folder.path} --intervals" in page_of(folder).text
     note(folder, Interval(4, 2.5, 5.5), {})
     page = page_of(folder)
     assert page.tables["R@1 on the test split, in batches of 32 (%), with 95 % intervals"] == [
@@ -119,7 +157,7 @@ def test_intervals_stand_beside_the_recalls(tmp_path: Path) -> None:
         *(f"{of}{end}" for of in ("initial", "trained", "chance") for end in ("", ", low", ", high")),
     ]
     assert drawn[1] == ["average over sites", "4", "3", "5", "8", "7", "9", "3.125", ABSENT, ABSENT]
-    assert "Compare with each site alone: fedvlp simulate local --like RUN" in page.text
+    assert f"Compare with each site alone: fedvlp simulate local --like {folder.path}" in page.text
     assert "--intervals" not in page.text
 
 
@@ -209,7 +247,7 @@ def test_a_page_says_whose_figures_the_sites_sent(tmp_path: Path, preset: str, w
     assert gained.startswith("R@1 rose from 4.0 to 8.0")
     assert told == f"Each site measured {whose}, and not the server's."
     text = page_of(folder).text
-    assert intervals in text
+    assert intervals.replace("RUN", str(folder.path)) in text
     assert ("--intervals" in text) == ("--intervals" in intervals)
 
 

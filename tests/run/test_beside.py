@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.plugins import fresh, pulled
 from support.presets import SMALL
 from support.report_pages import page_of, undrawn
 from typer.testing import CliRunner
@@ -24,11 +27,11 @@ from fedvlp.federation.loop import Rounds
 from fedvlp.methods import Centralized, FedAvg, Local
 from fedvlp.report.opening import sentences
 from fedvlp.report.run import Run
-from fedvlp.run import beside, recalls
+from fedvlp.run import beside, presets, recalls
 from fedvlp.run.beside import ALONE, CHANCE, ORACLE, POOLED, START, TOWER_ALONE, Beside, verdict
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.recalls import GAIN, TRAINED
-from fedvlp.run.simulate import simulate
+from fedvlp.run.simulate import PARTITION, simulate
 
 FEDERATED, SITES_ALONE = FedAvg(local_steps=2), Local(local_steps=2)
 
@@ -81,7 +84,7 @@ def test_a_run_on_own_records_says_first_what_it_is_worth(runs: dict[str, RunFol
     assert [row[2] for row in page.tables["What it is worth"][1:]] == [row.other for row in shown]
     terminal = CliRunner().invoke(app, ["report", str(run.path)], env={"COLUMNS": "400"}).output
     assert said in terminal
-    pooled = f"not measured: {POOLED}: fedvlp simulate centralized --like RUN"
+    pooled = f"not measured: {POOLED}: fedvlp simulate centralized --like {run.path}"
     assert pooled in terminal
     assert ALONE not in terminal.partition("not measured")[2]
     card = (run.model.parent / "README.md").read_text()
@@ -122,22 +125,125 @@ def test_the_tower_is_the_one_before_the_run_and_its_films_are_those_with_labels
 
 
 def test_the_commands_that_make_what_is_not_there(tmp_path: Path) -> None:
-    """A closed form takes no step, so a run on its terms would take none either."""
+    """A closed form takes no step, so a run on its terms would take none either: it has its own on the same records."""
+    alone, pooled = "fedvlp simulate local", "fedvlp simulate centralized"
     by_name = {
-        "fedavg": (FEDERATED, ["fedvlp simulate local --like RUN", "fedvlp simulate centralized --like RUN"]),
-        "local": (SITES_ALONE, ["fedvlp simulate centralized --like RUN"]),
-        "centralized": (Centralized(local_steps=2), ["fedvlp simulate local --like RUN"]),
-        "fedcca-real": (
-            FedAvg(local_steps=0),
-            [
-                f"fedvlp simulate {name}-real with the --data and --set data.KEY=VALUE of this run"
-                for name in ("local", "central")
-            ],
-        ),
+        "fedavg": (FEDERATED, [f"{alone} --like RUN", f"{pooled} --like RUN"]),
+        "local": (SITES_ALONE, [f"{pooled} --like RUN"]),
+        "centralized": (Centralized(local_steps=2), [f"{alone} --like RUN"]),
     }
     for name, (method, commands) in by_name.items():
         folder = RunFolder.create(tmp_path, replace(SMALL, name=name, method=method))
-        assert [said.partition(": ")[2] for said in beside.lacking(folder)] == commands
+        said = [line.partition(": ")[2].replace(str(folder.path), "RUN") for line in beside.lacking(folder)]
+        assert said == commands
+    closed = replace(presets.get("one-round-cca-real"), rounds=Rounds(rounds=1, seed=3))
+    closed = replace(closed, model=replace(closed.model, max_tokens=40))
+    folder = RunFolder.create(tmp_path / "two words", closed)
+    assert [line.partition(": ")[2] for line in beside.lacking(folder)] == [
+        f"fedvlp simulate {name}-real --data 'run:{folder.path}' --set rounds.seed=3 --set model.max_tokens=40"
+        for name in ("local", "central")
+    ]
+
+
+AS_FINISHED = "fedvlp.methods.FedAvg"
+
+
+def written(root: Path, name: str, sha: str, r1: float, method: str = AS_FINISHED, **args: int) -> RunFolder:
+    """A finished run by hand: its assignment's hash, its method, and one R@1 of the trained model in either scope."""
+    folder = RunFolder(root / name / "001")
+    recalls.file_of(folder).parent.mkdir(parents=True)
+    folder.model.parent.mkdir()
+    folder.model.write_bytes(b"")
+    (folder.path / PARTITION).write_text(json.dumps({"sha256": sha}))
+    groups = {"method": {"path": method, "args": {"local_steps": 5, **args}}}
+    groups |= {"training": {"args": {}}, "rounds": {"args": {"rounds": 2}}}
+    folder.config.write_text(json.dumps({"args": groups}))
+    lines = [
+        ",".join(beside.recalls.COLUMNS),
+        f"trained,average,,,1,40,{r1},{r1 - 2},{r1 + 2},3.125,nan",
+        f"trained,average,,all/,1,40,{r1 + 50},{r1 + 48},{r1 + 52},2.5,nan",
+    ]
+    recalls.file_of(folder).write_text("\n".join(lines))
+    return folder
+
+
+def test_a_run_is_held_against_the_newest_of_its_kind_on_its_records(tmp_path: Path) -> None:
+    """All figures are unlike, in both scopes; what stands beside is of another kind, other records, or no steps.
+
+    The trained model's R@1 is 30 [25, 36]: chance is 3.1, the start 20 with a gain of [2, 18], each site alone 34 lies
+    within the interval and pooled records above it. Among all sites' records 12 [8, 17] against the oracle's 17.5.
+    """
+    mine = replace(SMALL, data=TableSource("pairs.csv"))
+    run = RunFolder.create(tmp_path, mine)
+    run.model.parent.mkdir()
+    run.model.write_bytes(b"")
+    (run.path / PARTITION).write_text(json.dumps({"sha256": "mine"}))
+    lines = [",".join(recalls.COLUMNS)]
+    for scope, more in (("all/", 40), ("", 0)):
+        lines += [
+            f"initial,average,,{scope},1,40,{20 + more},15,25,3.125,nan",
+            f"trained,average,,{scope},1,40,{30 + more},{25 + more},{36 + more},{3.125 + more},nan",
+            f"trained,average,,{scope},5,40,{55 + more},50,60,15.6,nan",
+            f"trained,worst,,{scope},1,40,{11 + more},9,13,3.125,nan",
+            f"trained,site,site-1,{scope},1,40,{41 + more},40,42,3.125,nan",
+            f"gain,average,,{scope},1,40,{10 - more},2,18,nan,nan",
+        ]
+    lines.append("trained,together,,all/,1,80,12,8,17,1.25,17.5")
+    recalls.file_of(run).parent.mkdir()
+    recalls.file_of(run).write_text("\n".join(lines))
+    # 0.9 [0.8, 0.95] against the tower's 0.85: not significant, since the interval of the gain crosses 0
+    areas = ["trained,40,0.9,0.86,0.95", "tower,40,0.85,0.8,0.9", "gain,40,0.05,-0.01,0.1"]
+    beside._tower_file(run).write_text("\n".join([",".join(beside.COLUMNS), *areas]))
+
+    local, pooled = "fedvlp.methods.Local", "fedvlp.methods.Centralized"
+    for age, folder in enumerate([
+        written(tmp_path, "z-closed", "mine", 61, local, local_steps=0),
+        written(tmp_path, "z-other-records", "other", 62, local),
+        written(tmp_path, "z-plugin", "mine", 63, "my_method.Local"),
+        written(tmp_path, "b-alone", "mine", 34, local),
+        written(tmp_path, "y-pooled", "mine", 37, pooled),
+        written(tmp_path, "z-older", "mine", 65, local),
+    ]):  # fmt: skip
+        os.utime(folder.path / PARTITION, (1e9 - age, 1e9 - age))
+    trained, together = Interval(30, 25, 36), Interval(12, 8, 17)
+    probe = "linear probe of the labels on image vectors, macro AUC"
+    expected = [
+        Beside("R@1", trained, START, 20, 1),
+        Beside("R@1", trained, CHANCE, 3.125, 1),
+        Beside("R@1 among the studies of all sites", together, ORACLE, 17.5, -1),
+        Beside(probe, Interval(0.9, 0.86, 0.95), TOWER_ALONE, 0.85, 0, 3),
+        Beside("R@1", trained, POOLED, 37, -1),
+        Beside("R@1", trained, ALONE, 34, 0),
+    ]  # fmt: skip
+    assert beside.rows(run) == expected
+    assert beside.lacking(run) == []
+
+    # Whatever cannot be read is left out, in one line that names it.
+    for name in ("half", "torn", "cut", "listed"):
+        written(tmp_path, name, "mine", 70, local)
+    (tmp_path / "half" / "001" / "config.json").unlink()
+    (tmp_path / "torn" / "001" / PARTITION).write_text('{"sha')
+    recalls.file_of(RunFolder(tmp_path / "cut" / "001")).write_text("figure,over\ntrained")
+    (tmp_path / "listed" / "001" / "config.json").write_text('{"args": []}')
+    assert beside.rows(run) == expected
+    said = beside.siblings(run).said
+    assert beside.lacking(run) == []
+    assert said.startswith("left out, since their files cannot be read: cut/001, half/001, listed/001, torn/001; ")
+
+
+def test_a_plugins_run_breaks_none_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the same table, whether the plugin is not given, or has been edited since."""
+    monkeypatch.chdir(tmp_path)
+    write(SyntheticCohort(sites=2, size=60, image_size=36), tmp_path)
+    file = pulled(tmp_path)
+    small = ["--set", "rounds.rounds=1", "--set", "method.local_steps=1", "--set", "data.burned_in=header"]
+    table = ["--data", "table:pairs.csv", "--workers", "1", *small]
+    for plugin in (["pulled", "--plugin", str(file)], ["fedavg"], ["fedavg", "--plugin", str(file)]):
+        with fresh():
+            ended = CliRunner().invoke(app, ["simulate", *plugin, *table])
+        assert ended.exit_code == 0, ended.output
+        file.write_text(f"{file.read_text()}\n# edited\n")
+    assert len(list(tmp_path.glob("runs/*/*/report.html"))) == 3
 
 
 def row(other: str, side: int) -> Beside:

@@ -70,11 +70,11 @@ def test_a_demo_on_drawn_films_needs_no_word() -> None:
 
 
 def test_a_method_that_shows_records_to_other_sites_says_so() -> None:
-    """FedFed's preset, by its name; FedCCA shows the server moments, and no other preset shows any."""
+    """FedFed's preset, by its name; OneRoundCCA shows the server moments, and no other preset shows any."""
     (said,) = cautions(batches_of(2, presets.get("fedfed")), COHORT)
     assert said.startswith("fedfed: every other site is shown 32 pairs of each site")
     assert [name for name, preset in presets.PRESETS.items() if preset.method.discloses()] == [
-        "fedcca", "fedfed", "fedcca-real",
+        "one-round-cca", "one-round-cca-real",
     ]  # fmt: skip
 
 

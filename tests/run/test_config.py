@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import FedAvg, FedDRA, FedFed
+from fedvlp.methods import FedAvg, FedDRA
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.objectives import OBJECTIVES, GLoRIAConfig
 from fedvlp.run.config import fingerprint, from_config, nearest, override, to_config
 from fedvlp.run.experiment import Experiment
-from fedvlp.run.presets import PRESETS
+from fedvlp.run.presets import PRESETS, get
 from fedvlp.training.settings import Training
+from studies.rivals import FedFed
 
 DEMO = PRESETS["feddra"]
 
@@ -199,8 +200,8 @@ def test_defaults_are_an_experiment() -> None:
 
 def test_a_size_that_two_parts_share_is_given_once() -> None:
     """FedFed's pool and CreamFL's class weights have the model's sizes, in whatever order settings are overridden."""
-    model = dataclasses.replace(PRESETS["fedfed"].model, embedding_dim=32, image_size=40)
-    fedfed = dataclasses.replace(PRESETS["fedfed"], model=model)
+    model = dataclasses.replace(get("fedfed").model, embedding_dim=32, image_size=40)
+    fedfed = dataclasses.replace(get("fedfed"), model=model)
     assert isinstance(fedfed.method, FedFed)
     assert (fedfed.method.embedding_dim, fedfed.method.image_size) == (32, 40)
     creamfl = override(PRESETS["creamfl"], "model.embedding_dim", "32")
@@ -210,7 +211,7 @@ def test_a_size_that_two_parts_share_is_given_once() -> None:
 
 def test_a_value_that_follows_another_does_so_however_often_that_changes() -> None:
     """What it followed before is no value of its own."""
-    once = override(PRESETS["fedfed"], "model.image_size", "40")
+    once = override(get("fedfed"), "model.image_size", "40")
     again = override(override(once, "model.image_size", "48"), "model.embedding_dim", "16")
     assert (again.method.image_size, again.method.embedding_dim) == (48, 16)
 
@@ -219,4 +220,4 @@ def test_a_size_given_twice_must_be_the_same() -> None:
     with pytest.raises(
         ValueError, match=r"method.embedding_dim is 48, but it follows model.embedding_dim, which is 128"
     ):
-        override(PRESETS["fedfed"], "method.embedding_dim", "48")
+        override(get("fedfed"), "method.embedding_dim", "48")

@@ -31,10 +31,9 @@ from fedvlp.evaluation.linear_probe import LinearProbe
 from fedvlp.evaluation.segmentation import Segmentation
 from fedvlp.evaluation.vqa import VQA
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import FedAvg, FedEMA, FedU
+from fedvlp.methods import FedAvg
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.load import input_size, load_encoders
-from fedvlp.objectives import BYOLConfig
 from fedvlp.run import audit as audits
 from fedvlp.run import beside, recalls, zero_shot_areas
 from fedvlp.run.assembly import Assembly
@@ -44,6 +43,7 @@ from fedvlp.run.experiment import Experiment, Partition, Source
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.model_use import decoded_size
 from fedvlp.training.settings import Training
+from studies.rivals import BYOLConfig, FedEMA, FedU
 
 Image = pytest.importorskip("PIL.Image")
 

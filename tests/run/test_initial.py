@@ -12,6 +12,7 @@ import pytest
 import torch
 from support import programs
 from support.cases import KINDS, cases
+from support.laboratory import METHODS
 from support.presets import MODEL, SMALL
 from support.toy import same_bytes
 
@@ -19,13 +20,12 @@ from fedvlp.core.client import TARGET
 from fedvlp.core.types import State, group
 from fedvlp.federation.loop import Rounds
 from fedvlp.flare.jobs import experiment_of, job_files, write_job
-from fedvlp.methods import METHODS
 from fedvlp.models.initial import SHIPPED, InitialWeightsError, save_initial
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint, override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.presets import PRESETS
+from fedvlp.run.presets import PRESETS, get
 from fedvlp.run.simulate import simulate
 
 TWO = replace(SMALL, rounds=Rounds(rounds=2, evaluate_every=0))
@@ -44,10 +44,10 @@ def towers(folder: Path, seed: int = 7) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", cases(METHODS, often=(*KINDS, "fedema"), seconds=1))
+@pytest.mark.parametrize("name", cases(METHODS, often=KINDS, seconds=1))
 def test_every_method_starts_from_given_encoders(name: str, tmp_path: Path) -> None:
     """The server's state, and what a site that keeps a model of its own begins with; the rest is the seed's."""
-    preset = PRESETS[name]
+    preset = get(name)
     given = preset.model.build(7)
     save_initial(given, tmp_path, {})
     expected = {n: t.half().float() for n, t in encoders(given.state_dict()).items()}
@@ -68,8 +68,8 @@ def test_every_method_starts_from_given_encoders(name: str, tmp_path: Path) -> N
 def test_the_weight_averaging_demos_start_from_the_shipped_encoders() -> None:
     """And so do those that they are compared with; one setting away is a random start."""
     ours = (
-        "fedavg", "fedprox", "scaffold", "fednova", "fedbn", "fedldawa", "fedmoon", "feddra", "fedrgb", "local",
-        "centralized", "fedu", "fedema", "fedx", "fedmae", "fedcca",
+        "fedavg", "fedprox", "scaffold", "fednova", "fedbn", "fedmoon", "feddra", "fedrgb", "local",
+        "centralized", "one-round-cca",
         "prompt-learning", "clip-adapter", "recommended",
     )  # fmt: skip
     assert {PRESETS[name].model.init for name in ours} == {f"tiny-pool@{SHIPPED['tiny-pool']}"}

@@ -53,8 +53,8 @@ def test_each_is_listed_with_how_far_it_came(root: Path) -> None:
     runs = {run.name: run for run in listed(root)}
     assert list(runs) == ["cut/001", "idle/001", "torn/001", "whole/001"]
     assert [run.state for run in runs.values()] == ["stopped", "not begun", "unreadable", "finished"]
-    assert runs["whole/001"].phases == "all 1 rounds"
-    assert runs["cut/001"].phases == "round 0 of 1, train"
+    assert runs["whole/001"].phases == "all 1 round"
+    assert runs["cut/001"].phases == "round 1 of 1, train"
     assert runs["idle/001"].phases == ""
 
 
@@ -67,7 +67,7 @@ def test_a_run_of_a_plugin_is_listed_without_it(tmp_path: Path) -> None:
     with pytest.raises(plugins.PluginError):
         RunFolder(tmp_path / "runs" / "theirs" / "001").experiment()
     (run,) = listed(tmp_path / "runs")
-    assert (run.name, run.state, run.phases) == ("theirs/001", "finished", "all 1 rounds")
+    assert (run.name, run.state, run.phases) == ("theirs/001", "finished", "all 1 round")
     assert run.average >= 0
 
 

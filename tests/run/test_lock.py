@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -175,3 +176,17 @@ def test_a_lock_that_is_no_file_of_its_own_is_refused_and_cuts_nothing(folder: P
         with pytest.raises(FolderInUseError, match="cannot be locked"):
             in_use(folder)
     assert (precious.read_text() if precious.exists() else "") == ("all of it" if kind == "a link" else "")
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL])
+def test_a_disk_without_locks_is_named_with_what_to_do(
+    folder: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    refused = pytest.raises(FolderInUseError, match=rf"no file locks \({os.strerror(number)}\).*--runs FOLDER")
+    with refused, only_writer(folder):
+        pytest.fail("another process could write it as well")
+    assert in_use(folder) == "", "a list of runs is shown all the same"

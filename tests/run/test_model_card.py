@@ -15,12 +15,13 @@ from support.presets import SMALL
 
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
-from fedvlp.methods import CARMFL, CreamFL, FedAvg, FedEMA, FedU, Local
+from fedvlp.methods import CARMFL, CreamFL, FedAvg, Local
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run.config import fingerprint
 from fedvlp.run.evaluate import DOWNSTREAM, EVALUATIONS, Choices
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from studies.rivals import FedEMA, FedU
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -23,13 +23,14 @@ from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.exchange import SequentialExchange, answer
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.flare.jobs import job_files
-from fedvlp.methods import CreamFL, FedIoT
+from fedvlp.methods import CreamFL
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
 from fedvlp.run.assembly import Assembly, public_id
 from fedvlp.run.config import from_config, to_config
 from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.training.settings import Training
+from studies.rivals import FedIoT
 
 MODEL = ModelConfig(embedding_dim=16, image_size=32, max_tokens=16, vocabulary=256, head_hidden=16, head_norm="layer",
                     text_layers=1)  # fmt: skip

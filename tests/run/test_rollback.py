@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support.cases import cases
+from support.laboratory import METHODS
 from support.presets import SMALL
 from support.toy import World, same_bytes, small
 
@@ -27,7 +28,7 @@ from fedvlp.federation.codec import Wire
 from fedvlp.federation.loop import QuorumLostError, Rounds
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import MemoryGoneError, SiteMemory
-from fedvlp.methods import METHODS, FedAvg, FedRGB
+from fedvlp.methods import FedAvg, FedRGB
 from fedvlp.run import measurements
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.laboratory import SOURCES
 from support.presets import SMALL
 from support.published import COLLECTIONS
 
 from fedvlp.data.cohort import PUBLIC
-from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write

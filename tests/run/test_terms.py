@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,8 +51,41 @@ def test_a_baseline_on_the_terms_of_a_run(make_up: bool) -> None:
     spent, wanted = terms(made), terms(run)
     assert (spent.total, spent.schedule, spent.batch_size) == (wanted.total, wanted.schedule, wanted.batch_size)
     assert spent.weighting == wanted.weighting == "uniform"
-    with pytest.raises(ValueError, match="feddra has the phases align, joint"):
-        like(presets.get("feddra"), run)
+
+
+def test_a_baseline_has_its_own_part_beside_the_model_and_not_the_other_runs() -> None:
+    """An adapter beside the pair is its preset's, in either direction."""
+    adapting, plain = presets.get("clip-adapter"), presets.get("fedavg")
+    assert adapting.extra is not None
+    assert like(plain, adapting).extra is None
+    assert like(adapting, plain).extra == adapting.extra
+
+
+def test_a_run_without_steps_lends_none(tmp_path: Path) -> None:
+    """A closed form, and a run of no round; the line to type trains on the same records."""
+    local, folder = presets.get("local-real"), tmp_path / "one-round-cca-real" / "001"
+    closed = replace(presets.get("one-round-cca-real"), rounds=Rounds(rounds=1, seed=4))
+    with pytest.raises(ValueError, match="one-round-cca-real takes no optimiser step") as refused:
+        like(local, closed, folder)
+    assert str(refused.value).endswith(f": fedvlp simulate local-real --data run:{folder} --set rounds.seed=4")
+    with pytest.raises(ValueError, match="fedavg takes no optimiser step"):
+        like(local, replace(presets.get("fedavg"), rounds=Rounds(rounds=0)), folder)
+    assert closed.takes_steps is False
+    later = replace(closed, method=replace(closed.method, local_steps=3), rounds=Rounds(rounds=2))
+    assert later.takes_steps is True
+    assert replace(closed, training=replace(closed.training, local_epochs=1)).takes_steps is True
+
+
+def test_a_method_of_several_phases_is_refused_with_what_to_type(tmp_path: Path) -> None:
+    """FedDRA's 10 and 40 of 50 steps become 3 and 11 of 14."""
+    preset = replace(presets.get("feddra"), method=DRA)
+    run = replace(presets.get("fedavg"), method=FedAvg(local_steps=14))
+    run = replace(run, training=replace(run.training, make_up_warmup=False))
+    with pytest.raises(ValueError, match="14 steps a round between its phases align, joint") as refused:
+        like(preset, run, tmp_path)
+    steps = "--set method.local_steps=11 --set method.align_steps=3"
+    rounds = f"--set rounds.rounds={run.rounds.rounds}"
+    assert str(refused.value).endswith(f"fedvlp simulate feddra --data run:{tmp_path} {rounds} {steps}")
 
 
 def test_a_baseline_makes_up_for_one_warm_up_where_moments_are_kept() -> None:

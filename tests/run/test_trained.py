@@ -102,7 +102,7 @@ def test_the_folder_says_all_of_its_use_and_nothing_of_its_owner(run: RunFolder,
     assert len(said["prompts"]["Edema"]) == 10
     card = (folder / "README.md").read_text()
     assert "| north | 7 |" in card
-    assert "`fedvlp.methods.FedAvg`, 1 rounds, seed 0. Start: `tiny-pool`" in card
+    assert "`fedvlp.methods.FedAvg`, 1 round, seed 0. Start: `tiny-pool`" in card
     assert "Read by `fedvlp.data.TableSource`." in card
     assert "No site reported differential privacy" in card
     assert "## Licence" in card

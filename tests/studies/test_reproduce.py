@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 from support import programs, published
+from support.laboratory import SOURCES
 from support.larger import LARGER, creamfl
 from typer.testing import CliRunner
 
 from fedvlp.core.metric_keys import BYTES_DOWN, BYTES_UP
-from fedvlp.data.sources import SOURCES
-from fedvlp.data.sources.creamfl_collections import FOLDERS
 from fedvlp.evaluation import metric_names as names
 from fedvlp.report import html
 from fedvlp.run.folder import RunFolder
@@ -31,6 +30,7 @@ from studies.claims import ledger
 from studies.claims.cell_results import Table, spent
 from studies.claims.ensembles import RSUM
 from studies.claims.scenario import HOLDS
+from studies.collections.creamfl_collections import FOLDERS
 from studies.reproduce import inventory, measures, output, printed, run
 from studies.reproduce.command import app
 from studies.reproduce.experiments import alignment, missing_modalities, records, representations, unlike_sites

@@ -12,13 +12,22 @@ Messages at a site:
     flare/test_perimeter.py
     flare/test_tracking.py test_a_site_fires_no_event_at_the_server_but_its_figures
     deploy/test_site_doctor.py
+Ports inside a machine:
+    flare/test_inner_port.py
+    flare/test_perimeter.py test_no_other_account_of_the_machine_speaks_to_flares_processes
+        test_flare_does_not_start_where_anybody_could_speak_for_its_jobs
+    deploy/test_site_doctor.py test_every_kit_is_provisioned_with_the_perimeter
 Jobs run as another account:
-    flare/test_job_user.py test_a_site_trains_whose_flare_process_may_not_read_the_data test_nothing_else_is_started
+    flare/test_job_user.py test_a_site_trains_whose_flare_process_may_not_read_the_data
+        test_a_request_with_anything_else_starts_nothing
     deploy/test_containers.py test_jobs_alone_read_the_data_and_as_a_user_of_their_own
     deploy/test_site_doctor.py test_the_doctor_looks_whether_flares_account_may_read_the_data
 Roles:
     deploy/test_provisioning.py test_who_may_do_what
     flare/test_provisioned.py test_a_member_may_not_submit
+Console:
+    flare/test_console.py test_no_command_is_without_authorization
+        test_every_command_is_given_by_those_for_whom_it_is_meant
 No code in a job:
     flare/test_provisioned.py test_a_site_refuses_a_job_with_custom_code
 Classes by name:
@@ -208,7 +217,7 @@ S7, finite weights of 3e38 from one site. It did: every site answered NaN, and t
     faults/test_poison.py test_by_default_it_goes_no_further_than_five_of_an_honest_sites_steps
     run/test_rollback.py test_a_poisoned_round_is_undone_by_one_command
     methods/test_pms_fm.py test_one_huge_gradient_does_not_stop_the_selector_for_good
-    methods/test_fedfed.py test_pairs_that_would_spoil_the_pool_are_dropped_and_named
+    studies/rivals/test_fedfed.py test_pairs_that_would_spoil_the_pool_are_dropped_and_named
 S8, one of five sites of 300 records claims 10,000,000. It did: the mean was its update to 99.99 %:
     faults/test_updates.py test_row_7_a_count_is_pinned_by_the_first_reply test_row_7_no_site_has_more_than_its_share
 S9, a run named by an absolute path. It did: the server wrote there:

@@ -12,7 +12,7 @@ from fedvlp.core.method import Method
 from fedvlp.core.types import Batch
 from fedvlp.federation.loop import Rounds
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
-from fedvlp.objectives import BYOLConfig, MAEConfig, NTXentConfig
+from studies.rivals import BYOLConfig, MAEConfig, NTXentConfig
 from support.toy import ADAMW, Pairs, World
 
 SIDE = 16

@@ -38,8 +38,11 @@ from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.event import fire_event_to_components
+from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic
+from nvflare.fuel.f3.message import Message
 from nvflare.fuel.utils import fobs
 from nvflare.private.aux_runner import AuxRunner
+from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
 from nvflare.widgets.info_collector import InfoCollector
 from nvflare.widgets.widget import WidgetID
 from torch import nn
@@ -54,6 +57,7 @@ from fedvlp.federation.site import Site
 from fedvlp.flare import controller as controller_module
 from fedvlp.flare import messages, task_handler
 from fedvlp.flare.controller import FederatedController
+from fedvlp.flare.job_failures import pass_on
 from fedvlp.flare.site_executor import SiteExecutor
 from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.run.assembly import Assembly
@@ -238,6 +242,20 @@ def on_toys(monkeypatch: pytest.MonkeyPatch, data: Mapping[str, Any]) -> None:
 # --- the engine --------------------------------------------------------------------------------------------------
 
 
+class CoreCell:
+    """One process's end of FLARE's network: who answers which request, and what looks at it before."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[str, str], Callable[[Message], Message]] = {}
+        self.filters: dict[tuple[str, str], Callable[[Message], Message | None]] = {}
+
+    def register_request_cb(self, channel: str, topic: str, cb: Callable[[Message], Message]) -> None:
+        self.answers[channel, topic] = cb
+
+    def add_incoming_request_filter(self, channel: str, topic: str, cb: Callable[[Message], Message | None]) -> None:
+        self.filters[channel, topic] = cb
+
+
 @dataclass
 class Engine:
     """What fedvlp and FLARE's own components ask an engine for; it is its own workspace."""
@@ -253,6 +271,10 @@ class Engine:
     def __post_init__(self) -> None:
         self._contexts = FLContextManager(self, self.name, self.job_id)
         self.run_manager = SimpleNamespace(aux_runner=AuxRunner(self))
+        self.cell = SimpleNamespace(core_cell=CoreCell())
+
+    def get_cell(self) -> SimpleNamespace:
+        return self.cell
 
     def new_context(self) -> FLContext:
         context: FLContext = self._contexts.new_context()
@@ -474,6 +496,27 @@ class Job(FLComponent):
         self.abort.trigger(True)
         for site in self.flare.sites.values():
             site.abort.trigger(True)
+
+    def site_reports(self, site: str, code: int, *, expected: bool = True) -> None:
+        """A site's process has ended with that code, and FLARE's parent process at the server hears of it.
+
+        It tells the job, and then ends it as FLARE's ``fail_run`` does. What is not ``expected`` FLARE drops.
+        """
+        parent, job = CoreCell(), self.engine.get_cell().core_cell
+
+        def send(channel: str, topic: str, target: str, request: Message, **_: Any) -> Message:
+            assert target == f"server.{self.engine.job_id}"
+            reply: Message = job.answers[channel, topic](request)
+            return reply
+
+        parent.send_request = send  # type: ignore[attr-defined]
+        runner = SimpleNamespace(is_client_outcome_pending=lambda job, name: expected)
+        pass_on(SimpleNamespace(cell=SimpleNamespace(core_cell=parent), engine=SimpleNamespace(job_runner=runner)))
+        said = {JobFailureMsgKey.JOB_ID: self.engine.job_id, JobFailureMsgKey.CODE: code}
+        report = Message({CellMessageHeaderKeys.CLIENT_NAME: site}, said)
+        assert parent.filters[CellChannel.SERVER_MAIN, CellChannelTopic.REPORT_JOB_FAILURE](report) is None
+        if expected and code:
+            self.abort_now()
 
     def _watch(self) -> None:
         """One pass of FLARE's own monitor; an error ends it for good, as it would end its thread."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedvlp.cli import known
 from fedvlp.core.names import name_of
-from fedvlp.data.sources import FEDERATIONS, SOURCES
+from fedvlp.data.sources import SOURCES
 from fedvlp.data.synthetic.drawn_cohort import COHORTS
 from fedvlp.run.evaluate import DOWNSTREAM, EVALUATIONS
 from fedvlp.run.presets import GROUPS, PRESETS, in_short
@@ -24,9 +24,9 @@ FILE = Path(known.__file__).with_name("known.json")
 def content() -> str:
     """The file as the code wants it, one entry a line."""
     presets = {name: tree(experiment) for name, experiment in PRESETS.items()}
-    sources = {name: of_class(kind) for name, kind in {**SOURCES, **FEDERATIONS}.items()}
+    sources = {name: of_class(kind) for name, kind in SOURCES.items()}
     classes = {name_of(kind): hints(kind) for value in PRESETS.values() for kind in kinds(value)}
-    classes |= {name_of(kind): hints(kind) for kind in {**SOURCES, **FEDERATIONS}.values()}
+    classes |= {name_of(kind): hints(kind) for kind in SOURCES.values()}
     listed = {
         title: [[name, said, *in_short(PRESETS[name])] for name, said in group.items()]
         for title, group in GROUPS.items()

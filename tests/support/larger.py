@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedvlp.data.labels import CHEXPERT
-from fedvlp.data.sources.retina import BASES
+from studies.collections.retina import BASES
 from support.published import BOX, XML, ag_news, chexpert_row, cifar100, film, karpathy, table
 
 SPLITS = ("train", "validate", "test")

@@ -54,7 +54,7 @@ def installed(folder: Path, module: str, text: str) -> Path:
 def forget() -> None:
     """The plugins of this process, as if it began now."""
     for name, plugin in list(plugins._known.items()):
-        if plugin.named and not name.startswith("support."):  # what the tests themselves share stays imported
+        if plugin.named and not name.startswith(("support.", "studies.")):  # what tests share stays imported
             for module in [m for m in sys.modules if m == name or m.startswith(f"{name}.")]:
                 del sys.modules[module]
         del plugins._known[name]

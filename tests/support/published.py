@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from fedvlp.data.labels import CHEXPERT
-from fedvlp.data.sources.captions_and_classes import RECORD
 from fedvlp.data.sources.mimic_cxr import MIMICSource
-from fedvlp.data.sources.retina import BASES
 from fedvlp.data.sources.tabular import CandidPTXSource, RSNASource
+from studies.collections.captions_and_classes import RECORD
+from studies.collections.retina import BASES
 
 REPORT = """                                 FINAL REPORT
  EXAMINATION:  CHEST (PA AND LAT)

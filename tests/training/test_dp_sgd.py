@@ -22,7 +22,7 @@ from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import SCAFFOLD, FedAvg, FedDRA, FedProx, FedRGB
-from fedvlp.objectives import BYOLConfig, ConVIRTConfig, GLoRIAConfig, MedCLIPConfig, MGCAConfig
+from fedvlp.objectives import ConVIRTConfig, GLoRIAConfig, MedCLIPConfig, MGCAConfig
 from fedvlp.run.cautions import cautions, record_epsilon, train_sizes
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import largest_by_site
@@ -32,6 +32,7 @@ from fedvlp.training import dp_sgd
 from fedvlp.training.dp_sgd import GROUP, PrivateStepper, RecordPrivacyError
 from fedvlp.training.local_training import train
 from fedvlp.training.settings import Training
+from studies.rivals import BYOLConfig
 
 CLIP = 0.25
 PRIVATE = Training(batch_size=16, lr=1e-3, dp_noise=1.0, dp_clip=CLIP, dp_group=4)

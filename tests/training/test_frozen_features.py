@@ -18,9 +18,9 @@ from fedvlp.data import loader
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
-from fedvlp.methods import FedAvg, FedDRA, FedFed, FedMOON, FedRGB
+from fedvlp.methods import FedAvg, FedDRA, FedMOON, FedRGB
 from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.objectives import MedCLIPConfig, MGCAConfig, NTXentConfig
+from fedvlp.objectives import MedCLIPConfig, MGCAConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
@@ -30,6 +30,7 @@ from fedvlp.run.simulate import simulate
 from fedvlp.training import frozen_features
 from fedvlp.training.frozen_features import FixedFeatures, FrozenFeatures, refuse_objective
 from fedvlp.training.local_training import Aborted
+from studies.rivals import FedFed, NTXentConfig
 
 FROZEN = ModelConfig(init="tiny-pool", head_hidden=32, head_norm="layer", adapters="lora", adapter_rank=0)
 

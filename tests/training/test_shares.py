@@ -15,12 +15,13 @@ from support.two_ranks import Films
 from torch import Tensor, nn
 
 from fedvlp.core.types import Batch, Broadcast
-from fedvlp.methods import FedAvg, FedIoT
+from fedvlp.methods import FedAvg
 from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.training import distributed, local_training
 from fedvlp.training.distributed import MeansInBackward
 from fedvlp.training.settings import Training
 from fedvlp.training.step import Stepper, own_rows
+from studies.rivals import FedIoT
 
 RANKS = 4
 

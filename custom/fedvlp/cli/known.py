@@ -107,7 +107,7 @@ def data_set(data: str) -> Tree | None:
 
     Raises ValueError for an unknown one, for a path that is not there, and for an unknown setting behind it.
     """
-    from fedvlp.run.config import choose, override
+    from fedvlp.run.config import override
 
     kind, _, rest = data.partition(":")
     sources, cohorts = index()["sources"], ["synthetic", *index()["cohorts"]]
@@ -121,8 +121,11 @@ def data_set(data: str) -> Tree | None:
         raise ValueError(f"--data is {data!r}; give {', '.join(cohorts)} or table:PATH.csv (a job: named:NAME too)")
     if kind == "named":
         return None
+    if (run := run_of(data)) is not None:
+        run_in(run)
+        return None
     location, *options = OPTION.split(rest)
-    choose("source of --data", kind, "SOURCES", sources)
+    choose_source(kind, sources)
     if not Path(location).absolute().exists():
         raise ValueError(f"{kind} source: {location!r} is not there; give its table, or the folder of a collection")
     if kind not in sources:
@@ -132,6 +135,28 @@ def data_set(data: str) -> Tree | None:
         override(stand_in(sources[kind]), key, value)
     tree: Tree = sources[kind]
     return tree
+
+
+def choose_source(kind: str, own: Mapping[str, Any]) -> Any:
+    """The source ``kind`` of ``--data``, of fedvlp (``own``) or of a plugin, which may have several sites of its own.
+
+    Raises ValueError for an unknown one.
+    """
+    from fedvlp.run.config import choose
+    from fedvlp.run.plugins import table
+
+    federations = {} if kind in own else table("FEDERATIONS", {}, kind)
+    return choose("source of --data", kind, "SOURCES", {**own, **federations})
+
+
+OF_RUN = "run"
+"""Stands in ``--data`` before the folder of a run, whose records are meant, partitioned as there."""
+
+
+def run_of(data: str) -> Path | None:
+    """The run whose records ``--data`` names; None where it names none."""
+    kind, _, rest = data.partition(":")
+    return Path(OPTION.split(rest)[0]) if kind == OF_RUN and rest else None
 
 
 def refuse_evaluation(what: str, folder: Path) -> None:

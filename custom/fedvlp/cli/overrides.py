@@ -38,7 +38,7 @@ Start = Annotated[
     ),
 ]
 
-DATA = "synthetic (default), label-skew, scanner-shift, table:PATH.csv, SOURCE:FOLDER[,SETTING=VALUE]"
+DATA = "synthetic (default), label-skew, scanner-shift, table:PATH.csv, SOURCE:FOLDER[,SETTING=VALUE], run:RUN"
 """What ``--data`` of every command takes."""
 
 Data = Annotated[str | None, typer.Option(help=DATA + ".")]
@@ -127,7 +127,7 @@ def configured(
     settings: list[str] | None,
     at: list[str] | None = None,
     cache: Path | None = None,
-    like: Experiment | None = None,
+    like: Path | None = None,
     travels: bool = False,
     start: str | None = None,
     seed: int | None = None,
@@ -136,7 +136,8 @@ def configured(
 
     ``preset``: its name, or another run's experiment in its place.
     ``at``: a data set for each site, "NAME=SOURCE:FOLDER", in place of ``data``. ``cache``: folder for decoded images.
-    ``like``: a run on whose terms it is (``run.terms.like``). Weights to start from are named with their checksum.
+    ``like``: folder of a run on whose terms it is (``run.terms.like``). Weights to start from are named with their
+    checksum.
     ``start``: a model to start from (``run.start.begin``). ``travels``: it is for other machines, so that paths in
     ``settings`` stay as they are; else they become absolute. ``seed``: as a sweep sets it; ``settings`` go before it.
     Raises ValueError for an unknown preset, data or setting.
@@ -147,13 +148,15 @@ def configured(
         raise ValueError("--site gives every site its data set; leave --data and --sites out")
     if isinstance(preset, str) and like is None:
         known.refuse_experiment(preset, data, at, settings)
+    from dataclasses import replace
+
     from fedvlp.data.sources.table import TableSource
     from fedvlp.run import presets, terms
     from fedvlp.run.fitting import absolute
 
     experiment = presets.get(preset) if isinstance(preset, str) else preset
     if like is not None:
-        experiment = terms.like(experiment, like)
+        experiment = terms.like(experiment, experiment_in(like), like)
     if start is not None:
         from fedvlp.run.start import begin
 
@@ -163,6 +166,8 @@ def configured(
         if experiment.name in presets.PAPERS:
             chosen = _by_the_papers(chosen)
         experiment = _on_data(experiment, chosen, settings or [])
+    if data is not None and (of_run := known.run_of(data)) is not None:
+        experiment = replace(experiment, partition=experiment_in(of_run).partition)
     if sites is not None:
         experiment = _with_sites(experiment, sites, chosen)
     if seed is not None:
@@ -307,22 +312,25 @@ def records_of(data: str, image_size: int) -> Source:
 def source_of(data: str | None, image_size: int) -> Source | None:
     """The data set of ``--data``, decoded to squares of so many pixels; None for the preset's own synthetic cohort.
 
-    SOURCE:FOLDER reads a collection as it was published in that folder; SOURCE:FILE its table alone, without images.
+    SOURCE:FOLDER reads a collection as it was published in that folder; SOURCE:FILE its table alone, without images;
+    run:RUN the records of a run.
     Settings of the source may follow: mimic_cxr:FOLDER,suffix=dcm. Raises ValueError for an unknown source or setting,
     and one that lists what the folder lacks.
     """
     known.data_set(data or "synthetic")
-    from fedvlp.data.sources import FEDERATIONS, SOURCES
+    from fedvlp.data.sources import SOURCES
     from fedvlp.data.synthetic.drawn_cohort import COHORTS
     from fedvlp.deploy.named_data import NamedData
-    from fedvlp.run.config import choose, override
+    from fedvlp.run.config import override
 
     kind, _, rest = (data or "synthetic").partition(":")
     location, *options = OPTION.split(rest)
     if kind == "named" and rest:
         return overridden(NamedData(location, image_size), options)
+    if kind == known.OF_RUN and rest:
+        return overridden(_decoded_to(image_size, experiment_in(Path(location)).data), options)
     if rest:
-        source: Any = choose("source of --data", kind, "SOURCES", {**SOURCES, **FEDERATIONS})
+        source: Any = known.choose_source(kind, SOURCES)
         path = Path(location).absolute()
         if path.is_dir() and not hasattr(source, "at"):
             raise ValueError(f"{kind} source: {location!r} is a folder; give its table, or the folder of a collection")
@@ -340,6 +348,24 @@ def source_of(data: str | None, image_size: int) -> Source | None:
         published: Source = chosen
         return published
     return COHORTS.get(kind)
+
+
+def _decoded_to(image_size: int, data: Any) -> Any:
+    """The records of a run, their images decoded to squares of so many pixels, as another model sees them."""
+    from dataclasses import replace
+
+    from fedvlp.run.site_sources import SiteSources
+
+    if isinstance(data, SiteSources):
+        return replace(data, sites=tuple((name, _decoded_to(image_size, source)) for name, source in data.sites))
+    return replace(data, image_size=image_size) if hasattr(data, "image_size") else data
+
+
+def experiment_in(folder: Path) -> Experiment:
+    """What a run was started with."""
+    from fedvlp.run.folder import RunFolder
+
+    return RunFolder(folder).experiment()
 
 
 def _needed(kind: type) -> set[str]:

@@ -28,9 +28,10 @@ def presets(plugins: Plugins = None) -> None:
     others.use_installed()
     groups: dict[str, list[list[str]]] = dict(known.index()["listed"])
     if others.in_use():
-        from fedvlp.run.presets import get, in_short, of_plugins
+        from fedvlp.run.presets import get, groups_of_plugins, in_short
 
-        groups["of plugins"] = [[name, _title(get(name)), *in_short(get(name))] for name in of_plugins()]
+        for title, group in groups_of_plugins().items():
+            groups[title] = [[name, said or _title(get(name)), *in_short(get(name))] for name, said in group.items()]
     for title, rows in groups.items():
         if rows:
             columns = ("preset", "what it is", "objective", "sites", "rounds")

@@ -36,7 +36,6 @@ from fedvlp.cli.stopping import goes_on_with
 
 if TYPE_CHECKING:
     from fedvlp.data.deid import Accepted
-    from fedvlp.run.experiment import Experiment
     from fedvlp.run.folder import RunFolder
 
 Runs = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
@@ -150,7 +149,7 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
     for sentence in cautions:
         show_caution(sentence)  # once more, beside the figures
     page = write_report(folder)  # measures
-    console.print(*summary_tables(experiment.name, summary(history)))
+    console.print(*summary_tables(experiment.name, summary(history, experiment.takes_steps)))
     show_beside(console, folder)
     print(f"model {folder.model}\nreport {page}")
 
@@ -178,17 +177,10 @@ def asked_for(
         [*file.settings, *(settings or [])],
         site,
         cache,
-        _experiment_in(like) if like else None,
+        like,
         start=start,
         seed=seed,
     )
-
-
-def _experiment_in(folder: Path) -> Experiment:
-    """What a run was started with."""
-    from fedvlp.run.folder import RunFolder
-
-    return RunFolder(folder).experiment()
 
 
 def with_features_kept(experiment: Any, runs: Path) -> Any:
@@ -287,7 +279,7 @@ def report(
         print(f"{run} has no complete phase yet, so there is nothing to report; resume it with --resume {run}")
         raise typer.Exit(1)
     page = write_report(folder, intervals, films)
-    tables = summary_tables(experiment.name, summary(history))
+    tables = summary_tables(experiment.name, summary(history, experiment.takes_steps))
     if tables:
         Console().print(*tables)
         show_beside(Console(), folder)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedvlp.cli.panels import plain_table
 from fedvlp.core.metric_keys import loss_term
 from fedvlp.core.types import EVALUATE
-from fedvlp.core.validate import printable
+from fedvlp.core.validate import counted, printable
 from fedvlp.data.overview import label_counts, ranges, report_lengths, split_counts
 from fedvlp.evaluation import metric_names as names
 from fedvlp.run.metrics import SERVER, by_site, of_server, overall
@@ -74,7 +74,7 @@ def dry_run_lines(plan: DryRun, workers: int) -> list[str]:
     shown = f"{spent:.0f} s" if spent < 120 else f"{spent / 60:.0f} min" if spent < 7200 else f"{spent / 3600:.1f} h"
     return [
         *([f"data: {plan.used}"] if plan.used else []),
-        f"steps: {plan.rounds} rounds, at each site {steps}",
+        f"steps: {counted(plan.rounds, 'round')}, at each site {steps}",
         f"traffic: {plan.bytes / 1e6:,.1f} MB of tensors to and from all sites",
         f"memory: {plan.peak_bytes / 2**30:.1f} GiB at the peak of one process; up to {workers} train side by side",
         f"time: about {shown}, if every site takes as long as {plan.probed}, of which a few steps were timed",
@@ -191,13 +191,14 @@ def show_beside(console: Console, folder: RunFolder) -> None:
     columns = ("figure on the test split", "this run", "held against", "its figure")
     lines = [(row.what, row.of_run, row.other, row.of_other) for row in rows]
     console.print(plain_table("what it is worth", columns, lines, right=False))
-    for line in (beside.verdict(rows), *(f"not measured: {command}" for command in beside.lacking(folder))):
+    lacking = [f"not measured: {command}" for command in beside.lacking(folder)]
+    for line in filter(None, (beside.verdict(rows), beside.siblings(folder).said, *lacking)):
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def _newest(figures: dict[str, dict[str, float]]) -> dict[str, float]:
     """The figures of the trained model, or of the initial one while there are no others."""
-    return figures.get("trained", figures["initial"])
+    return figures["trained"] if "trained" in figures else figures["initial"]
 
 
 def _models(name: str, figures: dict[str, dict[str, float]]) -> list[tuple[str, dict[str, float]]]:

@@ -22,6 +22,9 @@ DEEPEST = 64
 LARGEST_JOB = 4 << 20
 """Bytes of the largest file of a job; those of the presets have at most 20,000."""
 
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OSError)
+"""What reading a run's files may raise, whatever somebody put there; a damaged checkpoint raises CheckpointError."""
+
 
 def read_json(path: Path, most: int = LARGEST_JSON, follow: bool = False) -> Any:
     """The content of an untrusted JSON file, as ``read_bounded`` reads it.

@@ -46,7 +46,7 @@ def clip_and_noise(update: State, received: Mapping[str, Tensor], clip: float, n
     """``received + d * min(1, clip / |d|) + N(0, (noise_multiplier * clip)^2)`` with ``d = update - received``.
 
     ``|d|`` is the L2 norm over all tensors together. What a method sends as a change (``change/...``: a step of
-    SCAFFOLD's control variates, FedCCA's moments) is its own difference. New tensors; the update is left as it is.
+    SCAFFOLD's control variates, OneRoundCCA's moments) is its own difference. New tensors; the update is left as it is.
     Raises PrivacyError for a tensor that this cannot protect.
     """
     changes = {name: torch.zeros_like(tensor) for name, tensor in update.items() if name.startswith(CHANGE)}

@@ -24,6 +24,11 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
+def counted(number: int, what: str) -> str:
+    """Write a number with its noun, in the plural but for 1: "1 round", "1,200 records"."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
 def require_name(what: str, name: object) -> None:
     """Raises ValueError unless ``name`` is 1 to 64 characters of a-z, 0-9 and "-", the first no dash."""
     if not (isinstance(name, str) and NAME.fullmatch(name)):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from fedvlp.core.site_error import SiteError
+from fedvlp.data.text_restoration import mask_marks, without_unseen
 
 # A search takes time in proportion to the text, whatever it is: reports come from elsewhere, and columns of fixed width
 # are padded with blanks. So runs of whitespace are one character before a search (``_collapsed``), a pattern asks for
@@ -36,8 +37,26 @@ _BODY = (  # what "MR" and "DR" (magnetic resonance, digital radiography) stand 
     "uro[a-z]{2,6}|unsafe|venogr[a-z]{2,5}|whole|wrists?"
 )
 
+# Months of German and Romance languages and Dutch, whole and as people shorten them.
+_MONTHS_ELSEWHERE = (
+    "januari?|j[äa]nner|febru?ari?|feber|m[äa]e?rz?|mrz|maart|april[ei]?|mai|mei|juni|juli|augustus|okt(?:ober)?|dez(?:ember)?"
+    "|jan(?:v(?:ier)?|eiro)|f[ée]v(?:r(?:ier)?|ereiro)?|mars|avr(?:il)?|juin|juil(?:let)?|ao[ûu]t|septembre|octobre"
+    "|novembre|d[ée]c(?:embre)?|ene(?:ro)?|febrero|marzo|abr(?:il)?|mayo|junio|julio|ago(?:sto)?|sep?tiembre|octubre"
+    "|noviembre|dic(?:iembre)?|gen(?:naio)?|febbraio|aprile|mag(?:gio)?|giu(?:gno)?|lug(?:lio)?|set(?:t(?:embre)?|embro)?"
+    "|ott(?:obre)?|dic(?:embre)?|mar[çc]o|maio|junho|julho|out(?:ubro)?|nov(?:embro)?|dez(?:embro)?"
+    "|ianuarie|februarie|martie|aprilie|iunie|iulie|septembrie|octombrie|noiembrie|decembrie"
+    "|gener|febrer|maig|juny|juliol|agost|setembre|desembre"
+)
 _MONTHS = "jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
 _MONTH = rf"(?:{_MONTHS}|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?"
+_ANY_MONTH = rf"(?i:{_MONTHS}|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?|{_MONTHS_ELSEWHERE})"
+_WHOLE_ELSEWHERE = (  # and no shorter: without a year "5. mar" is anything
+    "(?i:januar|februar|märz|maerz|april[ei]?|mai|juni|juli|august|september|oktober|november|dezember|janvier|février"
+    "|mars|avril|juin|juillet|août|septembre|octobre|novembre|décembre|enero|febrero|marzo|abril|mayo|junio|julio|agosto"
+    "|sep?tiembre|octubre|noviembre|diciembre|gennaio|febbraio|maggio|giugno|luglio|settembre|ottobre|dicembre|janeiro"
+    "|fevereiro|março|maio|junho|julho|setembro|outubro|novembro|dezembro)"
+)
+_NO_NUMBER = r"(?<![\d./-])(?<!\d,)"  # a date's first number is the end of no other
 _WHOLE_MONTH = "(?:January|February|March|April|June|July|August|September|October|November|December)"  # not "may"
 _DAY = r"\d{1,2}(?:st|nd|rd|th)?"
 _YEAR = r"(?:19|20)\d{2}"
@@ -85,7 +104,18 @@ KINDS: dict[str, re.Pattern[str]] = {
         rf"(?:\d{{1,2}}([/.-])\d{{1,2}}\1(?:19|20)?\d{{2}}|{_YEAR}([/.-])\d{{1,2}}\2\d{{1,2}})(?![\d.]\d)\b"
         rf"|\b(?:{_DAY}[\s-]{{1,3}})?(?i:{_MONTH}),?[\s-]{{1,3}}{_YEAR}\b"
         rf"|\b(?i:{_MONTH})\s{_DAY},?\s{_YEAR}\b"
-        rf"|\b(?:{_WHOLE_MONTH}\s{_DAY}|{_DAY}\s(?:{_WHOLE_MONTH}|May))(?!\s?[cm]m)\b",
+        rf"|\b(?:{_WHOLE_MONTH}\s{_DAY}|{_DAY}\s(?:{_WHOLE_MONTH}|May))(?!\s?[cm]m)\b"
+        rf"|{_NO_NUMBER}{_YEAR}([/-])\d{{2}}\3\d{{2}}T\d{{2}}"  # ISO 8601 with a time
+        rf"|{_NO_NUMBER}(?:0?[1-9]|1[0-2])/{_YEAR}(?![\d/])"
+        rf"|{_NO_NUMBER}(?:0[1-9]|1[0-2])[.-]{_YEAR}(?![\d.-])(?!\s?[cm][ml])"
+        rf"|{_NO_NUMBER}{_YEAR}[/-](?:0[1-9]|1[0-2])(?![\d/.-])"
+        rf"|{_NO_NUMBER}\d{{1,2}}(?:[-/.]\s?{_ANY_MONTH}\.?[-/.\s]|\s?{_ANY_MONTH}\.?\s?'?)"
+        r"(?:(?:19|20)\d{2}|(?<![a-z]\s)\d{2})(?![\d.]?\d)"  # "14-MAR-31"; "5 mar 12" is none
+        rf"|{_NO_NUMBER}\d{{1,2}}(?:\.|er|º|ª|°)?\s?(?i:(?:de|del|di|d['\u2019]|of)\s?)?{_ANY_MONTH}\b\.?,?\s?"
+        rf"(?i:(?:de|del)\s)?{_YEAR}\b"
+        rf"|\b(?i:(?:{_MONTHS_ELSEWHERE}))\b\.?,?\s(?i:(?:de|del)\s)?{_YEAR}\b"
+        rf"|{_NO_NUMBER}\d{{1,2}}(?:\.\s?|\s(?:(?i:de|di)\s)?|er\s){_WHOLE_ELSEWHERE}\b"
+        rf"|\b(?i:vom|am|zum|seit|del?|dal?|du|le)\s\d{{1,2}}\.\s?(?:0?[1-9]|1[0-2])\.(?!\d)",
     ),
     "phone": re.compile(
         r"(?<![\d.])(?:\+\d{1,3}[ .-]?)?\(?\d{3}\)?[ .-]\d{3}[ .-]\d{4}(?!\d)"
@@ -192,12 +222,15 @@ def scan(reports: Iterable[str], where: Iterable[object] | None = None) -> Findi
 
 def spans(report: str) -> list[tuple[str, int, int]]:
     """What is found in a report: its kind, and where its words begin and end; kind by kind."""
-    text = _collapsed(report)
+    masked = mask_marks(report)
+    seen = without_unseen(masked)
+    shown = masked if len(seen) == len(masked) else "".join(masked[index] for index in seen)
+    text = _collapsed(shown)
     matches = [(kind, *match.span()) for kind, pattern in KINDS.items() for match in pattern.finditer(text)]
     if not matches or text == report:
         return matches
     # of each character of the text, where it is in the report
-    indices = [index for index, letter in enumerate(report) if not _goes_on(letter, report[index - 1 : index])]
+    indices = [seen[index] for index, letter in enumerate(shown) if not _goes_on(letter, shown[index - 1 : index])]
     return [(kind, indices[start], indices[end - 1] + 1) for kind, start, end in matches]
 
 

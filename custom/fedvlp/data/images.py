@@ -111,7 +111,7 @@ LARGE = 2 * 2**30
 """Bytes of decoded images above which a source without a cache warns: every process would hold them in memory."""
 
 
-DECODING = "radiograph-6"  # names what decode() does to a file; change it with the result, so that caches rebuild
+DECODING = "radiograph-7"  # names what decode() does to a file; change it with the result, so that caches rebuild
 
 
 def decode(path: Path, image_size: int, burned_in: bool = False, colour: bool = False) -> np.ndarray:

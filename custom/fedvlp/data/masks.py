@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedvlp.data.radiograph import MAX_PIXELS, shape_of_file
+from fedvlp.data.radiograph import MAX_PIXELS, grid_of_file, shape_of_file
 
 Box = tuple[float, float, float, float]
 """Left, top, width and height of a rectangle, in shares of the side of a square image."""
@@ -37,9 +37,11 @@ def read_mask(file: Path, size: int, film: Path | None = None) -> np.ndarray:
             inside = _inside(image).astype(np.float32)
     except Exception as error:
         raise ValueError(f"mask: a file cannot be read ({type(error).__name__}); give PNG or JPEG files") from None
+    shape: tuple[int, ...] = inside.shape
     if film is not None:
-        _check_proportions(inside.shape, shape_of_file(film))
-    height, width = (max(1, round(side * size / max(inside.shape))) for side in inside.shape)
+        _check_proportions(inside.shape, grid_of_file(film))
+        shape = shape_of_file(film)  # other than the mask's where pixels are not square
+    height, width = (max(1, round(side * size / max(shape))) for side in shape)
     share = torch.from_numpy(cv2.resize(inside, (width, height), interpolation=cv2.INTER_AREA))
     above, left = (size - height) // 2, (size - width) // 2
     padding = (left, size - width - left, above, size - height - above)

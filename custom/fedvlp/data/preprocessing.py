@@ -25,10 +25,14 @@ REMEDIES = {
     "unsupported image format": "PNG, JPEG, TIFF and DICOM are read",
     "corrupt image": "its content is damaged or incomplete; export it again",
     "empty file": "it has no bytes; copy or export it again",
+    "incomplete image": "a third of it or more has one value, as a transfer that broke off leaves it; copy it again",
     "constant image": "all of its pixels are equal",
     "no image": "it is a DICOM report, presentation state or other document; give the image that belongs to it",
     "no pixel data": "it has the header of an image alone; export it with its pixels",
-    "needs another decoder": "pip install 'fedvlp[dicom]' reads JPEG Lossless too; or export it uncompressed",
+    "needs another decoder": (
+        "pip install 'fedvlp[dicom]' reads JPEG Lossless too; nothing here reads JPEG Extended of 12 bits: export it "
+        "uncompressed"
+    ),
     "unsupported transfer syntax": "export it uncompressed",
     "needs the package pydicom": "pip install 'fedvlp[dicom]'",
 }

@@ -22,11 +22,13 @@ BRIGHT_LEVEL = 240  # ..., so that little of what is brighter is cut off; a mark
 REFERENCE = 256  # pixels: these percentiles are those of the image at this longer side, whatever size is asked for
 EVEN = 0.02  # of the image's range: rows and columns within it are a border, whatever the file calls padding
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue, by ITU-R 601, as PIL
+COLOURS = ("RGB", "RGBA", "LA")  # modes of Pillow that have 8 bits whatever the file has
 FORMATS = ("PNG", "JPEG", "TIFF")  # that Pillow reads here
 ORIENTATION = 0x0112  # of EXIF; 1 is upright
 SIDEWAYS = (5, 6, 7, 8)
 PHOTOMETRIC, WHITE_IS_ZERO = 0x0106, 0  # of TIFF
 PREAMBLE = bytes(128) + b"DICM"  # that a DICOM file begins with
+JPEG_EXTENDED = "1.2.840.10008.1.2.4.51"  # of 8 bits it can be decoded here, of 12 it cannot
 META = b"\x02\0"  # group of the tags of its meta header
 DATASET = (b"\x08\0", b"\0\x08")  # group of the first tag after it, in either byte order
 SYNTAX = b"\x02\0\x10\0UI"  # tag and type of the transfer syntax
@@ -36,12 +38,19 @@ DICOM_TAGS = (
     "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "RescaleSlope", "RescaleIntercept",
     "ModalityLUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "BurnedInAnnotation",
     "ExtendedOffsetTable", "ExtendedOffsetTableLengths", "PixelPaddingValue", "PixelPaddingRangeLimit",
+    "PixelAspectRatio", "PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", "PresentationLUTShape",
 )  # fmt: skip
 """The tags that pixels depend on. No other tag of a DICOM file is read, so nothing about the patient is."""
 
 RESCALE = ("ModalityLUTSequence", "RescaleSlope", "RescaleIntercept")  # from stored values to the detector's
 WINDOW = ("VOILUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction")  # from these to what a screen shows
 CARRY = 0.06  # of the lower bits' range; measured: 0.1 to 1 where bits are lacking, within 0.04 of 0 elsewhere
+SPACINGS = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio")  # height, width
+SQUARE = 0.02  # a pixel whose sides differ by less is square; measured spacings are rounded
+MOST_OBLONG = 5  # sides of a pixel that differ by more are a mistake in the header
+LOST = 1 / 3  # of an image: so much of one value on one side alone is what a transfer that broke off left
+FILL_ORDER, LOW_BIT_FIRST = 0x010A, 2  # of TIFF
+BITS_PER_SAMPLE = 0x0102  # of TIFF
 UNUSABLE = ", with a window or rescale that cannot be applied"
 
 
@@ -65,6 +74,7 @@ class _Values:
     shape: tuple[int, int]  # [H, W] of the file; more than [h, w] where it was decoded at reduced size
     invert: bool = False  # the least is white (MONOCHROME1)
     padding: np.ndarray | None = None  # bool [h, w]: pixels that are no part of the image; None: there are none
+    aspect: float = 1.0  # height of a pixel over its width
     stored: str = ""  # how the file holds the image, in words without any of its own
 
 
@@ -78,7 +88,8 @@ def read_radiograph(
     0..255 is cut off. So an image's levels are the same in other units, offsets and byte orders, and neither hot pixels
     nor a bright marker move them. With ``longest`` the longer side is resized to that many pixels, each the mean of the
     area that it covers. A JPEG is then decoded at the smallest of 1, 1/2, 1/4 and 1/8 of its size that is not below
-    this or ``REFERENCE``. ``burned_in`` reads an image whose header says that text is burned into its pixels, too.
+    this or ``REFERENCE``. Pixels that are not square by the file's header are made so. ``burned_in`` reads an image
+    whose header says that text is burned into its pixels, too. The Presentation LUT Shape INVERSE inverts MONOCHROME2.
     ``colour`` gives red, green and blue, [H, W, 3], which are equal where the file is grey. Raises
     ``UnreadableImageError``; size and frame count are checked before decoding. Raises ``ImageAccessError`` where not
     the file is to blame but its disk, its rights or the memory of this machine.
@@ -102,8 +113,14 @@ def read_stored(
 
 
 def shape_of_file(path: Path) -> tuple[int, int]:
-    """[H, W] of the upright image in a file, of which the header alone is read. Raises as ``read_radiograph`` does."""
-    return _guarded(lambda: _shape(path))
+    """Return [H, W] of the upright image in a file with square pixels. Raises as ``read_radiograph`` does."""
+    shape, aspect = _guarded(lambda: _shape(path))
+    return _with_square_pixels(shape, aspect)
+
+
+def grid_of_file(path: Path) -> tuple[int, int]:
+    """Return [H, W] of the upright image in a file, in its own pixels. Raises as ``read_radiograph`` does."""
+    return _guarded(lambda: _shape(path))[0]
 
 
 def read_film(film: Any, longest: int | None = None, colour: bool = False) -> np.ndarray:
@@ -196,16 +213,18 @@ def _with_header(content: bytes) -> BytesIO:
     return BytesIO(PREAMBLE + SYNTAX + len(uid).to_bytes(2, "little") + uid + data)
 
 
-def _shape(path: Path) -> tuple[int, int]:
+def _shape(path: Path) -> tuple[tuple[int, int], float]:
+    """[H, W] of a file's upright image, and the height of its pixels over their width; its header alone is read."""
     from PIL import Image
 
     dicom = _as_dicom(path)
     if dicom is None:
         with Image.open(path, formats=FORMATS) as image:  # Pillow says of TIFFs what they are once they are turned
             turned = image.getexif().get(ORIENTATION, 1) in SIDEWAYS and image.format != "TIFF"
-            return (image.width, image.height) if turned else (image.height, image.width)
+            aspect = _aspect_of_pil(image)
+            return ((image.width, image.height), 1 / aspect) if turned else ((image.height, image.width), aspect)
     header = _header(dicom)
-    return int(header.Rows), int(header.Columns)
+    return (int(header.Rows), int(header.Columns)), _aspect_of_dicom(header)
 
 
 def _of_memory(film: Any, colour: bool) -> _Values:
@@ -267,6 +286,8 @@ def _finished(image: _Values, longest: int | None, colour: bool) -> np.ndarray:
     Grey ones that are wanted in ``colour`` come three times.
     """
     values = image.values
+    if _is_cut_off(values):
+        raise UnreadableImageError("incomplete image")
     if values.itemsize > 2:  # float32 has no room for a large offset
         values = values.astype(np.float64) - values.min()
     pixels = np.array(values, dtype=np.float32, order="C")
@@ -276,9 +297,58 @@ def _finished(image: _Values, longest: int | None, colour: bool) -> np.ndarray:
     np.clip(pixels, 0, 255, out=pixels)
     if image.padding is not None:
         pixels[image.padding] = 0
-    if longest is not None:
-        pixels = _by_area(pixels, image.shape, _fitted(image.shape, longest))
+    whole = _with_square_pixels(image.shape, image.aspect)
+    if longest is not None or whole != image.shape:
+        pixels = _by_area(pixels, image.shape, whole if longest is None else _fitted(whole, longest))
     return np.repeat(pixels[:, :, None], 3, axis=2) if colour and pixels.ndim == 2 else pixels
+
+
+def _is_cut_off(values: np.ndarray) -> bool:
+    """Whether ``LOST`` of the rows or columns hold one value to one side, and not half as many to the other.
+
+    A transfer that broke off leaves that. Borders and shutters are on both sides, or smaller.
+    """
+    plane = values if values.ndim == 2 else values[..., 0]
+    for lines in (plane, plane.T):
+        one_side, other = sorted((_even_lines(lines), _even_lines(lines[::-1])))
+        if LOST * len(lines) <= other < len(lines) and one_side <= other / 2:
+            return True
+    return False
+
+
+def _even_lines(lines: np.ndarray) -> int:
+    """Return how many rows from the first one on hold the value of the first pixel alone."""
+    if lines[0].min() != lines[0].max():
+        return 0
+    return int(np.argmin(np.append((lines == lines[0, 0]).all(axis=1), False)))
+
+
+def _with_square_pixels(shape: tuple[int, int], aspect: float) -> tuple[int, int]:
+    """[H, W] of pixels ``aspect`` times as high as wide, when the longer side of a pixel becomes that of both."""
+    height, width = shape
+    return (round(height * aspect), width) if aspect > 1 else (height, round(width / aspect))
+
+
+def _aspect(height: Any, width: Any) -> float:
+    """Return height / width of a pixel, 1 where they are as good as equal, unusable or far apart."""
+    try:
+        aspect = float(height) / float(width)
+    except (TypeError, ValueError, ZeroDivisionError):
+        return 1.0
+    odd = not 1 / MOST_OBLONG <= aspect <= MOST_OBLONG
+    return 1.0 if odd or abs(aspect - 1) < SQUARE else aspect
+
+
+def _aspect_of_dicom(header: Any) -> float:
+    """Of the first spacing that a header has: each is the height of a pixel, then its width."""
+    sides = next((np.atleast_1d(header[tag].value) for tag in SPACINGS if header.get(tag)), (1, 1))
+    return _aspect(*sides) if len(sides) == 2 else 1.0
+
+
+def _aspect_of_pil(image: Any) -> float:
+    """Of the pixels in an inch to the right and downwards; a JPEG may name their ratio alone."""
+    unit_free = image.info.get("jfif_density") if image.info.get("jfif_unit") == 0 else None
+    return _aspect(*(image.info.get("dpi") or unit_free or (1, 1))[:2])
 
 
 def _ends(pixels: np.ndarray, image: _Values) -> tuple[float, float]:
@@ -392,22 +462,72 @@ def _read_pil(path: Path, longest: int | None, colour: bool) -> _Values:
             shape = (image.height, image.width)
             _check_header(image.width, image.height, _frames(image))
             stored = f"{image.format}, {_bits_and_colours(image)}"  # before a draft, which may be grey
+            aspect = _aspect_of_pil(image)
+            if _needs_opencv(image):
+                return replace(_of_opencv(path, image, colour), aspect=aspect, stored=stored)
             upright = _upright(image)
             if upright is image and longest is not None:
                 mode = "RGB" if colour else "L"
                 image.draft(mode, _fitted(shape, max(longest, REFERENCE))[::-1])  # a JPEG is reduced by its inverse DCT
             else:
                 shape = (upright.height, upright.width)
-            return replace(_of_pil(upright, colour, shape, _white_is_zero(image)), stored=stored)
+                aspect = 1 / aspect if image.getexif().get(ORIENTATION, 1) in SIDEWAYS else aspect
+            return replace(_of_pil(upright, colour, shape, _white_is_zero(image)), aspect=aspect, stored=stored)
     except Image.DecompressionBombError:
         raise UnreadableImageError("image too large") from None
     except UnidentifiedImageError:
         raise UnreadableImageError("unsupported image format") from None
 
 
+def _needs_opencv(image: Any) -> bool:
+    """Whether Pillow reads an image wrongly: it cuts colours of 16 bits to 8, and some TIFFs' bits are reversed."""
+    return _is_deep_colour(image) or (image.format == "TIFF" and _low_bit_is_first(image))
+
+
+def _is_deep_colour(image: Any) -> bool:
+    """Whether a PIL image has more than 8 bits a colour, of which Pillow keeps 8."""
+    if image.format == "PNG":
+        return image.mode in COLOURS and any(str(tile[3]).endswith(";16B") for tile in image.tile)
+    return image.format == "TIFF" and image.mode in COLOURS and max(image.tag_v2.get(BITS_PER_SAMPLE, (8,))) > 8
+
+
+def _low_bit_is_first(image: Any) -> bool:
+    """Whether a PIL image of a TIFF says so of pixels of whole bytes, of which nobody knows what it means."""
+    return image.tag_v2.get(FILL_ORDER) == LOW_BIT_FIRST and max(image.tag_v2.get(BITS_PER_SAMPLE, (1,))) >= 8
+
+
+def _of_opencv(path: Path, image: Any, colour: bool) -> _Values:
+    """The values of a file that Pillow would read wrongly; ``image`` is what Pillow knows of its header."""
+    import cv2
+
+    read = cv2.imdecode(np.fromfile(path, dtype=np.uint8), cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION)
+    if read is None or read.shape[:2] != (image.height, image.width):
+        raise UnreadableImageError("needs another decoder")
+    if image.format == "TIFF" and _low_bit_is_first(image):
+        read = _smoother(read, _BITS_REVERSED[np.ascontiguousarray(read).view(np.uint8)].view(read.dtype))
+    if read.ndim == 3:
+        read = read[..., 2::-1].astype(np.float32)  # OpenCV has blue first, and transparency last
+        read = read if colour else read @ np.array(LUMINANCE, dtype=np.float32)
+    return _Values(read, read.shape[:2], _white_is_zero(image))
+
+
+_BITS_REVERSED = np.packbits(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)[:, ::-1], axis=1)[:, 0]
+
+
+def _smoother(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return the one of two readings whose neighbouring pixels differ less.
+
+    Of pixels of 8 bits and more some writers mean by "low bit first" that the bits of each byte are in that order, and
+    others nothing. In the wrong one neighbours are as unlike as any two pixels.
+    """
+    return min(values, others, key=lambda read: float(np.abs(np.diff(read.astype(np.float64), axis=1)).sum()))
+
+
 def _bits_and_colours(image: Any) -> str:
     """Of a PIL image."""
-    bits = {"1": 1, "I": 32, "F": 32}.get(image.mode, 16 if image.mode.startswith("I;16") else 8)
+    bits = {"1": 1, "I": 32, "F": 32}.get(
+        image.mode, 16 if image.mode.startswith("I;16") or _is_deep_colour(image) else 8
+    )
     kinds = {"P": "palette", "CMYK": "CMYK", "LA": "grey with alpha", "RGBA": "colour with alpha"}
     kind = kinds.get(image.mode, "grey" if image.mode[0] in "1LIF" else "colour")
     return f"{bits} bits, {'white is 0' if _white_is_zero(image) else kind}"
@@ -459,14 +579,18 @@ def _read_dicom(source: Path | BytesIO, burned_in: bool, colour: bool) -> _Value
     if int(header.BitsAllocated) not in (8, 16) or (coloured and header.PhotometricInterpretation == "PALETTE COLOR"):
         raise UnreadableImageError("unsupported image format")
     shape = (int(header.Rows), int(header.Columns))
+    aspect = _aspect_of_dicom(header)
     kind = f"DICOM, {header.BitsStored} bits, {'colour' if coloured else header.PhotometricInterpretation}"
     if coloured:
         stored = _decoded(source)  # RGB [H, W, 3]
         if stored.dtype != np.uint8 or stored.ndim != 3:
             raise UnreadableImageError("unsupported image format")
         if colour:
-            return _Values(stored, shape, stored=kind)
-        return _Values(stored.astype(np.float32) @ np.array(LUMINANCE, dtype=np.float32), shape, stored=kind)
+            return _Values(stored, shape, aspect=aspect, stored=kind)
+        grey = stored.astype(np.float32) @ np.array(LUMINANCE, dtype=np.float32)
+        return _Values(grey, shape, aspect=aspect, stored=kind)
+    if header.file_meta.TransferSyntaxUID == JPEG_EXTENDED and int(header.BitsStored) > 8:
+        raise UnreadableImageError("needs another decoder", "JPEG Extended of 12 bits")
     native = _native(source, header)
     stored = _decoded(source) if native is None else native
     padding = _padding(stored, header)
@@ -474,9 +598,11 @@ def _read_dicom(source: Path | BytesIO, burned_in: bool, colour: bool) -> _Value
     if native is not None and not _fits_bits(limits, header):
         stored = _of_bits(native, _decoded(source), header)
         limits = _range(stored, padding)
-    inverted = header.PhotometricInterpretation == "MONOCHROME1"
+    # MONOCHROME1 has to come with the shape INVERSE, and means the same: together they invert once
+    inverse = str(header.get("PresentationLUTShape", "")).strip().upper() == "INVERSE"
+    inverted = header.PhotometricInterpretation == "MONOCHROME1" or inverse
     values = _presented(stored, limits, header)
-    return _Values(values, shape, inverted, padding, kind + UNUSABLE * header.unusable)
+    return _Values(values, shape, inverted, padding, aspect, kind + UNUSABLE * header.unusable)
 
 
 def _header(source: Path | BytesIO) -> Any:
@@ -506,6 +632,12 @@ def _completed(header: Any) -> Any:
         header.PhotometricInterpretation = str(header.PhotometricInterpretation).strip().upper()
     missing("SamplesPerPixel", 3 if str(header.get("PhotometricInterpretation"))[:3] in ("RGB", "YBR") else 1)
     missing("PhotometricInterpretation", "MONOCHROME2" if header.SamplesPerPixel == 1 else "RGB")
+    # some devices name one kind of image and store the other; how many samples there are decides
+    grey = header.PhotometricInterpretation in ("MONOCHROME1", "MONOCHROME2")
+    if header.SamplesPerPixel == 3 and grey:
+        header.PhotometricInterpretation = "RGB"
+    elif header.SamplesPerPixel == 1 and not grey and header.PhotometricInterpretation != "PALETTE COLOR":
+        header.PhotometricInterpretation = "MONOCHROME2"
     missing("PlanarConfiguration", 0)
     missing("BitsAllocated", 8 if (header.get("BitsStored") or 16) <= 8 else 16)
     missing("BitsStored", header.BitsAllocated)

@@ -28,8 +28,16 @@ class RecordKeyError(ValueError):
 
 
 def own_folder() -> Path:
-    """This user's folder for the key: ``fedvlp`` in $XDG_DATA_HOME, or in ~/.local/share."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "fedvlp"
+    """This user's folder for the key: ``fedvlp`` in $XDG_DATA_HOME, or in ~/.local/share. Raises RecordKeyError."""
+    if given := os.environ.get("XDG_DATA_HOME"):
+        return Path(given) / "fedvlp"
+    try:
+        return Path.home() / ".local" / "share" / "fedvlp"
+    except RuntimeError:  # an account of a container: no HOME, and no entry in passwd
+        raise RecordKeyError(
+            "this account has no home folder to keep the key for record ids in: set XDG_DATA_HOME (or HOME) to a "
+            "folder of its own that stays"
+        ) from None
 
 
 def key_in(folder: Path) -> bytes:

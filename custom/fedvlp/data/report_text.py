@@ -6,6 +6,8 @@ import html
 import re
 import unicodedata
 
+from fedvlp.data.text_restoration import ESCAPES, INVISIBLE, MARKS, restore
+
 # What systems write into reports beside their words: escapes of HL7, tags and entities of HTML, escapes of Excel.
 
 _HL7 = re.compile(
@@ -48,6 +50,7 @@ def is_rtf(text: str) -> bool:
 
 def plain(text: str) -> str:
     """A report without markup: what breaks a line there is a line break, and escaped characters are themselves."""
+    # HL7's escapes go first: "\\X0A\\" is one of theirs
     text = _EXCEL.sub(_of_excel, _HL7.sub(_of_hl7, _TWICE.sub(_of_twice, text)))
     for _ in range(_ESCAPED):
         before = text
@@ -55,7 +58,7 @@ def plain(text: str) -> str:
         text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
         if text == before:
             break
-    return text
+    return restore(text, (ESCAPES, INVISIBLE))
 
 
 def _of_twice(letters: re.Match[str]) -> str:
@@ -108,12 +111,13 @@ def clean_report(text: str, min_words: int = 3, min_sentence_words: int = 1) -> 
     """Lower-case ASCII words joined by spaces; "" when fewer than ``min_words`` remain.
 
     Sentences of fewer than ``min_sentence_words`` are dropped; the papers drop those of one word ("Cardiomegaly."), so
-    that 2 is their rule. List numbers ("1.") are left out.
+    that 2 is their rule. List numbers ("1.") are left out. Escapes, invisible characters, marks of de-identification
+    and signs ("(+)") are restored first (``text_restoration``).
     Differs: "3.5" keeps its whole part (upstream "5"), accented letters keep their base letter ("pneumonía" is
     "pneumonia", upstream "pneumona"), and letters that have none are written out ("größe" is "grosse").
     """
     words: list[str] = []
-    for sentence in _split(_composed(text)):
+    for sentence in _split(_composed(restore(text))):
         folded = (_to_ascii(token) for token in _TOKEN.findall(sentence.lower()))
         tokens = [token for token in folded if token]
         if len(tokens) >= min_sentence_words:
@@ -125,7 +129,7 @@ def read_report(text: str, how: str, min_words: int) -> str:
     """A report as ``how`` says (CLEANED, AS_WRITTEN, PAPERS); "" when fewer than ``min_words`` remain."""
     if how != AS_WRITTEN:
         return clean_report(text, min_words, 2 if how == PAPERS else 1)
-    written = " ".join(_composed(text).split())
+    written = " ".join(_composed(restore(text, (ESCAPES, INVISIBLE, MARKS))).split())
     return written if len(_WORD.findall(written)) >= min_words else ""
 
 

@@ -95,6 +95,16 @@ def _perimeter(resources: dict[str, Any], side: str) -> Check:
     return Check(f"messages to {where}", guarded, said)
 
 
+def _inner_port(local: Path) -> Check:
+    """Whether FLARE asks the processes of its jobs for the kit's certificate."""
+    try:
+        asked = _read(local / "comm_config.json")["internal"]["resources"]["connection_security"]
+    except (OSError, ValueError, KeyError, TypeError):
+        asked = "clear"
+    said = f"{asked}; FLARE does not start: local/comm_config.json comes with a provisioned kit, and says mtls"
+    return Check("port for the processes of jobs", asked == "mtls", "mtls" if asked == "mtls" else said)
+
+
 def _hidden(kit: Path) -> bool:
     """Whether another account than this one starts the jobs, and reads the data."""
     listens = kit / JOBS_SOCKET
@@ -140,6 +150,7 @@ def _server_kit(kit: Path) -> Iterator[Check]:
         yield Check("policies", False, f"the server's local/ has no readable resources.json ({_kind(error)})")
         return
     yield _perimeter(resources, "server")
+    yield _inner_port(kit / "local")
     yield _job_check(resources, "server")
     yield _private_keys(kit, SERVER_KEY)
     yield _one_process(kit)
@@ -190,6 +201,7 @@ def _policies(local: Path, classes: Collection[str]) -> Iterator[Check]:
     yield from _classes(allowed, classes)
     yield _job_check(resources, "client")
     yield _perimeter(resources, "client")
+    yield _inner_port(local)
     enforced = resources.get("class_list_enforcement_mode", "enforce") == "enforce" and "*" not in allowed
     said = "yes" if enforced else "no: take class_list_enforcement_mode and * out of local/resources.json"
     yield Check("class allow-list enforced", enforced, said)

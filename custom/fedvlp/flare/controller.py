@@ -32,6 +32,7 @@ from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.federation.site import reason
 from fedvlp.flare import messages
 from fedvlp.flare.curves import only_figures
+from fedvlp.flare.job_failures import hear
 from fedvlp.flare.paths import refuse_split_workspace, runs_root
 from fedvlp.flare.tensor_stream import MAPPED_BYTES_SMALL, PieceDecomposer, UndeliveredError, return_freed_memory
 from fedvlp.flare.tracking import RUN_FOLDER, announce_record
@@ -44,6 +45,12 @@ from fedvlp.run.metrics import Record
 from fedvlp.run.status import ABORTED, FAILED, FINISHED, STOPPED, in_words, rounded
 from fedvlp.run.status_writer import RunStatus, write_end
 from fedvlp.training.local_training import Aborted
+
+RESUME = "Submit the job again: it resumes after the last complete phase."
+ABORTED_BY_HAND = (
+    "Somebody aborted the job or shut the server down, whom the server's audit.log names; if it names nobody, a site "
+    f"did not start the job. {RESUME}"
+)
 
 LAST_ONE_ENDS = 30.0
 """Seconds that a job waits for the process of the job before it, which ends soon after its server did."""
@@ -93,7 +100,7 @@ class FederatedController(Controller):
         self._abort: Signal = Signal()
         self._fl_ctx: FLContext | None = None
         self._run: dict[str, str] = {}
-        self._ended_by_flare = ""  # why
+        self._ended_by_flare: tuple[str, str] | None = None  # the cause, and the site that it is for, if it is one
         self._spool: Path | None = None
         self._federation: Federation | None = None
         self._quorum_took = 0.0  # seconds, in the phase that was last asked for
@@ -108,14 +115,21 @@ class FederatedController(Controller):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             only_figures(fl_ctx.get_engine())
+            hear(fl_ctx.get_engine(), self._flare_ends)
         if event_type == EventType.FATAL_SYSTEM_ERROR:
             said = fl_ctx.get_prop(FLContextKey.EVENT_DATA)
-            why = said if isinstance(said, str) else "the server's log says why"
-            self._ended_by_flare = self._ended_by_flare or f"FLARE ended the job: {why}; submit it again to resume"
+            self._flare_ends(said if isinstance(said, str) else "the server's log says why")
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
             collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
             if isinstance(collector, GroupInfoCollector):
                 collector.add_info("progress", self._status.content() if self._status else {})
+
+    def _flare_ends(self, cause: str, site: str = "") -> None:
+        """Notes the first cause for which FLARE ends the job."""
+        if self._ended_by_flare is None:
+            self._ended_by_flare = cause, site
+            if self._status:
+                self._status.ends(cause, site)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """FLARE's entry: finds the run's folder and holds it for this job; a run that cannot begin is a panic."""
@@ -158,15 +172,21 @@ class FederatedController(Controller):
 
         # 3. The rounds, and how they ended: in the run's status, and for FLARE as a panic unless somebody aborted.
         self._status = status = RunStatus(folder.status_file, lambda: time.monotonic())
+        if self._ended_by_flare:  # while the job began
+            status.ends(*self._ended_by_flare)
         status.note()
         try:
             self._federate(folder, status)
             status.end(FINISHED)
-        except Aborted as stop:
-            status.end(STOPPED if self._ended_by_flare else ABORTED, self._ended_by_flare or str(stop))
-        except QuorumLostError as error:
-            status.end(STOPPED, str(error))
-            self.system_panic(f"{error} Submit the same job again to resume {folder.path.name}.", fl_ctx)
+        except (Aborted, QuorumLostError) as stop:
+            # FLARE ends a job at the sites first. That all of them fail then is no cause of its own.
+            if self._ended_by_flare:
+                status.end(STOPPED, RESUME)
+            elif isinstance(stop, Aborted):
+                status.end(ABORTED, ABORTED_BY_HAND)
+            else:
+                status.end(STOPPED, str(stop))
+                self.system_panic(f"{stop} Submit the same job again to resume {folder.path.name}.", fl_ctx)
         except Exception as error:
             status.end(FAILED, type(error).__name__)
             self.log_exception(fl_ctx, f"run {folder.path.name} failed")  # FLARE's secure logging decides what it shows
@@ -292,7 +312,7 @@ class FederatedController(Controller):
         try:
             while waiting:
                 if self._abort.triggered:
-                    raise Aborted("the job was aborted; submit it again to resume")
+                    raise Aborted("the job was aborted")
                 self._tensors.tidy()
                 over = time.monotonic() >= deadline
                 try:  # what came while the federation was busy with another reply came in time
@@ -326,7 +346,11 @@ class FederatedController(Controller):
 
         def done(task: Task, fl_ctx: FLContext) -> None:
             if task.completion_status != TaskCompletionStatus.OK:
-                arrived.put((site, Failure(FailureKind.LOST, f"task ended as {task.completion_status}")))
+                why = {
+                    TaskCompletionStatus.TIMEOUT: f"no reply within the task's {self.task_timeout} s",
+                    TaskCompletionStatus.CLIENT_DEAD: "its FLARE process died, or the server cannot reach it",
+                }.get(task.completion_status, f"task ended as {task.completion_status}")
+                arrived.put((site, Failure(FailureKind.LOST, why)))
 
         task = Task(
             name=message.phase,

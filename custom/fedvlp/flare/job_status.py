@@ -26,6 +26,10 @@ from fedvlp.run.status import FILE as STATUS_FILE
 
 TIMEOUT = 20.0  # seconds to connect to the server
 ABORT_TIMEOUT = 120.0  # seconds for an aborted job to end
+NO_WORD = (
+    "Its process at the server left no word: it was killed (by a person, or for lack of memory), or the job did not "
+    "begin. The server's log and `nvflare job meta` say which."
+)
 BY_ITSELF = (STOPPED, FAILED)
 """What the controller writes of a run that nobody aborted. FLARE calls such a job aborted too, where a word of its
 process arrives after FLARE has struck it off."""
@@ -124,7 +128,12 @@ def judge(opened: Session, job_id: str) -> Verdict:
         return Verdict(
             False, f"job {job_id} is {status} and its run has finished: the results are complete", complete=True
         )
-    why = f" The run says: {run['status']}. {run['reason']}" if run else ""
+    if run:
+        why = f" The run says: {run.get('cause') or run['status']}. {run['reason']}"
+    elif status == RunStatus.FINISHED_ABORTED.value:
+        why = ""
+    else:
+        why = " " + NO_WORD
     aborted = status == RunStatus.FINISHED_ABORTED.value and run.get("status") not in BY_ITSELF
     return Verdict(True, f"job {job_id} is {status}.{why}", aborted=aborted)
 
@@ -155,18 +164,18 @@ def own_status(opened: Session, job_id: str) -> dict[str, Any]:
 def job_status(opened: Session, job_id: str) -> tuple[dict[str, Any], bool]:
     """The status of a job's run as it is now, or as it ended, and whether the server runs the job.
 
-    It is empty where the run never began. Raises ResubmitError for a job that the server does not know, and for one
-    that has no results yet and does not run: it waits, or ends.
+    It is empty where a run has told nothing yet. Raises ResubmitError for a job that the server does not know, and for
+    one that does not run and has no results: it waits, ends, or left no word.
     """
     verdict = judge(opened, job_id)
     if verdict.running:
         with suppress(JobNotRunning, JobNotFound):  # it has just ended
             told = (opened.show_stats(job_id, "server") or {}).get("server", {}).get("progress", {})
             return (dict(told) if told else {}), True
-    try:
-        return own_status(opened, job_id), False
-    except JobNotDone:
-        raise ResubmitError(verdict.finding) from None
+    with suppress(JobNotDone):
+        if told := own_status(opened, job_id):
+            return told, False
+    raise ResubmitError(verdict.finding)
 
 
 def all_jobs(opened: Session) -> dict[str, dict[str, Any]]:
@@ -177,8 +186,11 @@ def all_jobs(opened: Session) -> dict[str, dict[str, Any]]:
     jobs = {}
     for job in reversed(opened.list_jobs()):
         status = job.get(JobMetaKey.STATUS.value, "")
-        ended = FINISHED if status == RunStatus.FINISHED_COMPLETED.value else status
-        told: dict[str, Any] = {"status": ended if status.startswith("FINISHED") else RUNNING, "summary": status}
+        told: dict[str, Any] = {"status": RUNNING, "summary": status}
+        if status == RunStatus.FINISHED_COMPLETED.value:
+            told["status"] = FINISHED
+        elif status.startswith("FINISHED"):
+            told = {"status": status, "summary": f"{status}; why: fedvlp jobs status {job['job_id']} --kit KIT"}
         if status == RunStatus.RUNNING.value:
             with suppress(JobNotRunning, JobNotFound):
                 told = (opened.show_stats(job["job_id"], "server") or {}).get("server", {}).get("progress") or told

@@ -4,8 +4,10 @@ FLARE's process, which talks to the network, needs no patient's record. ``SiteJo
 a job started by the other account, whose program is here: ``python -m fedvlp.flare.job_user KIT``. The two share the
 kit and a socket in it, and nothing has root's rights. The guide of sites says how to set that up.
 
-The program starts jobs of its own kit and nothing else. It looks at a job once more, as JobCheck does, and takes none
-that brings code. A FLARE process that is taken over as a whole can still alter a job's files after that.
+The program starts jobs of its own kit and nothing else. FLARE's process says which job, at which port it listens, and
+the credentials of the job; the command is made of what the kit says, which FLARE's account cannot write. The program
+looks at a job once more, as JobCheck does, and takes none that brings code. A FLARE process that is taken over as a
+whole can still alter a job's files after that.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from nvflare.apis.fl_constant import FLContextKey, JobConstants
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobProcessArgs, JobProcessEnv, JobReturnCode
-from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.process_launcher import JOB_RETURN_CODE_MAPPING
 from nvflare.utils.job_launcher_utils import get_credential_env
@@ -41,14 +43,8 @@ from fedvlp.flare.perimeter import JOB_ID
 log = logging.getLogger(__name__)
 
 MODULE = "nvflare.private.fed.app.client.worker_process"
-TAKEN = (
-    JobProcessArgs.CLIENT_NAME,
-    JobProcessArgs.PARENT_URL,
-    JobProcessArgs.PARENT_CONN_SEC,
-    JobProcessArgs.TARGET,
-    JobProcessArgs.SCHEME,
-)
-"""What FLARE's process says to a job's, beside the job's id; the rest follows from the kit."""
+ASKED = frozenset({"job", "port", "environment"})
+"""All that FLARE's process says: the job, the port at which it listens for the job's process, and variables."""
 ENVIRONMENT = (
     "CUDA_DEVICE_ORDER",
     "CUDA_VISIBLE_DEVICES",
@@ -56,6 +52,9 @@ ENVIRONMENT = (
     JobProcessEnv.TOKEN_SIGNATURE,
     JobProcessEnv.SSID,
 )
+"""The variables that a job's process may get from FLARE's. Another one, LD_PRELOAD above all, is a program of its own.
+"""
+VALUE = re.compile(r"[\w ,:./+=-]*", re.ASCII)  # numbers of GPUs, or a token
 LONGEST = 65536  # bytes of a request
 GRACE = 5.0  # seconds between the request to end and the end
 
@@ -71,8 +70,7 @@ class SiteJobLauncher(ClientProcessJobLauncher):
         told = fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS)
         request = {
             "job": job_meta[JobConstants.JOB_ID],
-            "options": {told[name][0]: str(told[name][1]) for name in TAKEN if name in told},
-            "set": told[JobProcessArgs.OPTIONS][1].split(),
+            "port": urlsplit(told[JobProcessArgs.PARENT_URL][1]).port,
             "environment": {
                 **{name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
                 **get_credential_env(told),
@@ -141,30 +139,43 @@ class _Jobs(socketserver.ThreadingUnixStreamServer):
         self.kit = kit
 
     def command(self, request: dict[str, Any]) -> list[str]:
-        """Raises JobRequestError unless this is a job of the kit, as FLARE deployed it, without code of its own."""
-        job, options, settings = request["job"], request["options"], request["set"]
-        known = {"-c", "-p", "--parent_conn_sec", "-g", "-scheme"}
-        words = [*options.values(), *settings]
-        if not JOB_ID.fullmatch(job) or not {*options} <= known or not all(map(_plain, words)):
-            raise JobRequestError("the request has other options than FLARE gives a job")
-        app = Path(Workspace(str(self.kit), options["-c"]).get_app_dir(job))
-        why = "it brings code" if (app / "custom").exists() else JobCheck("client").validate(str(app))[0]
+        """The command of a job of this kit, as FLARE deployed it. Raises JobRequestError for any other request."""
+        job, port = request["job"], request["port"]
+        if not {*request} <= ASKED or not JOB_ID.fullmatch(job) or type(port) is not int or not 0 < port < 1 << 16:
+            raise JobRequestError("the request is none that SiteJobLauncher makes: a job's id, a port, an environment")
+        options = {"-m": str(self.kit), "-w": str(self.kit / "startup"), "-n": job, **_own_options(self.kit, port)}
+        app = self.kit / job / f"app_{options['-c']}"
+        if app.resolve() != app:
+            raise JobRequestError("the job's folder is a link")
+        why = "it brings code" if os.path.lexists(app / "custom") else JobCheck("client").validate(str(app))[0]
         if why:
             raise JobRequestError(why)
-        command = [sys.executable, "-m", MODULE, "-m", str(self.kit), "-w", str(self.kit / "startup"), "-n", job]
-        return [
-            *command,
-            "-s",
-            "fed_client.json",
-            *(word for pair in options.items() for word in pair),
-            "--set",
-            *settings,
-        ]
+        settings = ("secure_train=true", f"uid={options['-c']}", "config_folder=config", "print_conf=True")
+        words = [word for pair in options.items() for word in pair]
+        return [sys.executable, "-m", MODULE, *words, "--set", *settings]
+
+    def environment(self, request: dict[str, Any]) -> dict[str, str]:
+        """The environment of a job's process: this program's, with what the request may add. Raises JobRequestError."""
+        given = request["environment"]
+        if not {*given} <= {*ENVIRONMENT} or not all(VALUE.fullmatch(value) for value in given.values()):
+            raise JobRequestError(f"a job's environment is given {', '.join(ENVIRONMENT)} in plain words, nothing else")
+        return {**os.environ, **given}
 
 
-def _plain(word: Any) -> bool:
-    """Whether it is a value: no option and no path that leads anywhere."""
-    return isinstance(word, str) and bool(re.fullmatch(r"[\w:/.@=][\w:/.@=-]*", word)) and ".." not in word
+def _own_options(kit: Path, port: int) -> dict[str, str]:
+    """The options of a job's process that FLARE takes from the kit, too: who the site is, where its server is."""
+    startup = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))
+    said = [file for end in ("", ".default") if (file := kit / "local" / f"comm_config.json{end}").is_file()]
+    inner = json.loads(said[0].read_text(encoding="utf-8")).get("internal", {}) if said else {}
+    resources, service = inner.get("resources", {}), startup["servers"][0]["service"]
+    return {
+        "-s": "fed_client.json",
+        "-c": startup["client"]["fqsn"],
+        "-g": service["target"],
+        "-scheme": service["scheme"],
+        "-p": f"{inner.get('scheme', 'tcp')}://{resources.get('host', 'localhost')}:{port}",
+        "--parent_conn_sec": resources.get("connection_security", "clear"),
+    }
 
 
 class _Request(socketserver.StreamRequestHandler):
@@ -176,15 +187,19 @@ class _Request(socketserver.StreamRequestHandler):
         """Starts it, or says why not in this program's log; then waits for its end."""
         try:
             request = json.loads(self.rfile.readline(LONGEST))
-            command = self.server.command(request)
-            given = {name: str(request["environment"][name]) for name in ENVIRONMENT if name in request["environment"]}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            command, environment = self.server.command(request), self.server.environment(request)
+        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             said = str(error) if isinstance(error, JobRequestError) else type(error).__name__
             log.error("a job was not started: %s", said)
             self.wfile.write(b"1\n")
             return
+        # Python looks for modules in the folder where it starts: in one that FLARE's account cannot write.
         process = subprocess.Popen(
-            command, env={**os.environ, **given}, stdin=subprocess.DEVNULL, start_new_session=True
+            command,
+            env=environment,
+            cwd=self.server.kit / "startup",
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
         threading.Thread(target=self._end_when_left, args=(process,), daemon=True).start()
         code = process.wait()

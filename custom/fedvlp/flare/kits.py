@@ -7,13 +7,16 @@ import os
 import shutil
 from pathlib import Path
 
-from nvflare.lighter.constants import CtxKey, ProvFileName
+from nvflare.lighter.constants import CommConfigArg, ConnSecurity, CtxKey, PropKey, ProvFileName
 from nvflare.lighter.ctx import ProvisionContext
 from nvflare.lighter.entity import Project
 from nvflare.lighter.spec import Builder
 
 from fedvlp.deploy.site_doctor import PERIMETER
 from fedvlp.deploy.software import FOLDER, SIGNATURE, SUMS, SoftwareError, checked_sums, signature
+
+INNER_PORT = {CommConfigArg.HOST: "127.0.0.1", CommConfigArg.CONN_SEC: ConnSecurity.MTLS}
+"""Where FLARE's process listens for those of its jobs, and what they have to show."""
 
 
 class PrivateKits(Builder):
@@ -29,10 +32,11 @@ class PrivateKits(Builder):
 
 
 class GuardedKits(Builder):
-    """Puts ``fedvlp.flare.Perimeter`` into the default resources of server and sites.
+    """Puts ``fedvlp.flare.Perimeter`` into the default resources of server and sites, and has jobs show certificates.
 
-    Name it after ``StaticFileBuilder``, which writes them. A ``local/resources.json`` takes their place: it needs the
-    component, too, as those of ``provisioning/`` have it.
+    Name it after ``StaticFileBuilder``, which writes the resources, and ``local/comm_config.json`` in the end. A
+    ``local/resources.json`` takes the default's place: it needs the component, too, as those of ``provisioning/`` have
+    it.
     """
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
@@ -45,6 +49,7 @@ class GuardedKits(Builder):
             resources = json.loads(file.read_text(encoding="utf-8"))
             resources["components"].append({"id": "perimeter", "path": PERIMETER, "args": {"side": side}})
             file.write_text(json.dumps(resources, indent=2), encoding="utf-8")
+            participant.get_prop(PropKey.COMM_CONFIG_ARGS).update(INNER_PORT)
 
 
 class SignedSoftware(Builder):

@@ -4,12 +4,15 @@ FLARE's server forwards messages between all accounts of a consortium, and a sit
 arrives on the channel ``admin`` without asking who sent it. ``Perimeter`` stands before that, at both ends;
 ``MAY_SEND`` is its table of who may send what.
 
-At a site a request passes when it carries a token that the consortium's server signed, for the server itself or for
-this site's own job processes, and the table lists it. The server's signature is the same in every message, so each
-account has seen it once. With ``side`` "server", at the server, ``Perimeter`` therefore looks at every message that
-came with a certificate from outside: it has the sender's own token and origin, and goes no further than the table says.
-The console needs no more: it sends every command to the server, which asks the sites itself. A site relies on that: a
-server that is itself taken over passes.
+Who sends is told by the connection, whose other end has a certificate, and by no word of the message. A process of a
+job has its kit's: at a site it speaks for the site, at the server for that job. What comes to a site through the server
+has to carry the server's own token, too: a second look, as the server passes nothing on. With ``side`` "server", at the
+server, ``Perimeter`` looks at every message that came with a certificate from outside: it has the sender's own token
+and origin, and goes no further than the table says. The console needs no more: it sends every command to the server,
+which asks the sites itself. A site relies on that: a server that is itself taken over passes.
+
+Other accounts of the same machine do not come so far (flare/inner_port.py). Where FLARE does not ask its own processes
+for a certificate, it does not start.
 
 It also holds the kit for one FLARE process: two servers on one kit would share a job store, and the second process of a
 site would put the first one out.
@@ -28,7 +31,7 @@ from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import FLContextKey, ReservedTopic, ServerCommandNames
+from nvflare.apis.fl_constant import ConnectionSecurity, FLContextKey, ReservedTopic, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import (
@@ -41,6 +44,8 @@ from nvflare.fuel.f3.cellnet.defs import (
 )
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.comm_config import CommConfigurator
+from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL
 from nvflare.fuel.f3.streaming.stream_const import (
@@ -64,7 +69,10 @@ from nvflare.private.defs import (
 from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
 from nvflare.widgets.fed_event import FED_EVENT_TOPIC
 
+from fedvlp.flare.console import authorized_alone
+from fedvlp.flare.inner_port import watch_inner_ports
 from fedvlp.flare.job_check import bound_submissions, unfit_archive, unfit_meta
+from fedvlp.flare.job_failures import pass_on
 from fedvlp.run.lock import FolderInUseError, only_writer
 
 PARENTS = ("nvflare.private.fed.app.server.server_train", "nvflare.private.fed.app.client.client_train")
@@ -178,28 +186,33 @@ class Perimeter(FLComponent):
         if side not in ("client", "server"):
             raise ValueError(f"Perimeter: side is {side!r}; it is one of client, server")
         self.side, self.allow_shell = side, allow_shell
-        self._own_name = ""  # in the server's certificate
-        self._mutual = False  # whether the server asks everybody for a certificate
+        self._cell, self._own_name = "", ""  # of this process, and the name in its certificate
         self._audit, self._watches = AuditLines(), False
         self._site: Any = None  # FLARE's own object of this process, which holds cell, token and verifier
+        watch_inner_ports(self._refuse_account)
         if hold_kit():
+            ask_for_certificates()
             before_it_starts(self._watch)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Learns at a site whose token is the site's own. FLARE logs in only after this event."""
+        """Learns at a site whose signature is the server's. FLARE logs in only after this event."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             self._site = fl_ctx.get_prop(FLContextKey.SITE_OBJ)
             if not self._watches:  # somebody starts FLARE by another program
                 self._watch(self._site.cell.core_cell)
+            if self.side == "server":
+                pass_on(self._site)
 
     def _watch(self, core: CoreCell) -> None:
         """Checks every message of this process, from the first on."""
         self._watches = True
+        self._cell = core.get_fqcn()
+        self._own_name = core.identity_resolver.resolve(self._cell)
         if self.side == "server":
-            self._own_name = core.identity_resolver.resolve(SERVER)
-            self._mutual = core.credential_manager.enforce_identity
             core.add_incoming_filter("*", "*", self.check_at_server)
+            core.add_outgoing_reply_filter("*", "*", self.without_token)
             bound_submissions()
+            authorized_alone()
         elif core.secure:  # without certificates nobody signs anything
             core.add_incoming_filter("*", "*", self.check_sender)
             core.add_incoming_request_filter("*", "*", self.check_request)
@@ -207,10 +220,14 @@ class Perimeter(FLComponent):
     # at a site
 
     def check_sender(self, message: Message) -> Message | None:
-        """Refuses a request without a token of the server or of this site, before its content is decoded."""
+        """Refuses a request that is neither of the server nor of this site, before its content is decoded."""
         if message.get_header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ or _neighbour_leaves(message):
             return None
-        return None if self._sender(message) else self._refuse(message, "it has no signature of the server")
+        if self._is_own(message):
+            return self._check_own_job(message)
+        return (
+            None if self._sender(message) else self._refuse(message, "it is neither this site's nor the server's own")
+        )
 
     def check_request(self, message: Message) -> Message | None:
         """Refuses what this sender may not ask of the site's process."""
@@ -236,15 +253,15 @@ class Perimeter(FLComponent):
         return None
 
     def _sender(self, message: Message) -> str | None:
-        """Who sent the message, by its token. The header ORIGIN, which a sender writes as it likes, is not read."""
+        """Who sent the message, by its connection; of what the server sends or passes on, by the token, too."""
+        if self._is_own(message):
+            return SITE
         name, token, signature = _credentials(message)
         link = self._site.communicator if self._site else None
-        if not (name and token and signature and link and link.token_verifier):  # there is none before the login
-            return None
+        if _cell(message) != SERVER or not (name and token and signature and link and link.token_verifier):
+            return None  # there is no verifier before the login
         if not link.token_verifier.verify(name, token, signature):
             return None
-        if name == link.client_name and token == link.token:
-            return SITE
         if name == SERVER and token == SERVER:
             return SERVER
         return SERVER_JOB if name == SERVER_JOB and JOB_ID.fullmatch(token) else None
@@ -254,10 +271,10 @@ class Perimeter(FLComponent):
     def check_at_server(self, message: Message) -> Message | None:
         """Refuses what a certificate from outside may not send, to whomever it is."""
         peer, cell = message.get_prop(MessagePropKey.COMMON_NAME), _cell(message)
-        if not peer and not (self._mutual and _family(cell) == SERVER):
+        if self._is_own(message):
+            return self._check_own_job(message)
+        if not peer:
             return self._refuse(message, "it has no certificate; the server's connection_security is to be mtls")
-        if not peer or peer == self._own_name:  # this process itself, or a job's on this machine
-            return None
         account = is_valid_admin_client_name(cell)
         name, _, _ = _credentials(message)
         origin = message.get_header(MessageHeaderKey.ORIGIN)
@@ -278,6 +295,35 @@ class Perimeter(FLComponent):
         if (channel, topic) == LOGIN and (joins_as == ClientType.ADMIN) != account:
             return self._refuse(message, f"it may not join as {_quoted(joins_as)}")
         return None
+
+    def without_token(self, reply: Message) -> Message | None:
+        """Ends the filters of a reply to another process before FLARE's own adds the server's token, which it needs."""
+        return None if reply.get_header(MessageHeaderKey.DESTINATION) == self._cell else reply
+
+    # at both
+
+    def _is_own(self, message: Message) -> bool:
+        """Whether this process sent it to itself, or a process of a job sent it, which has this kit's certificate.
+
+        FLARE lets nobody connect under this process's own name, and with a certificate under no other's.
+        """
+        peer, cell = message.get_prop(MessagePropKey.COMMON_NAME), _cell(message)
+        if not peer:
+            return cell == self._cell
+        return bool(peer == self._own_name and cell.startswith(f"{self._cell}."))
+
+    def _check_own_job(self, message: Message) -> Message | None:
+        """Refuses what the process of a job sends to that of another job. This process itself may send anything."""
+        _, *job = FQCN.split(_cell(message))
+        _, *child = FQCN.split(str(message.get_header(MessageHeaderKey.DESTINATION)))
+        if not job or not child or child[0] == job[0]:
+            return None
+        return self._refuse(message, "it is a message of one job to another")
+
+    def _refuse_account(self, account: str) -> None:
+        """Writes the audit line of a connection that was closed."""
+        said = "a connection to a port for this process's own children: another account of the machine opened it"
+        self._audit.write(account, user=account, msg=said)
 
     def _refuse(self, message: Message, why: str) -> Message:
         """Writes the audit line; FLARE drops the message for the reply."""
@@ -308,6 +354,17 @@ class AuditLines:
         if writes:
             more = f"; before it {left_out} more of this certificate were refused without a line" if left_out else ""
             AuditService.add_event(user=user, action=REFUSED, msg=msg + more)
+
+
+def ask_for_certificates() -> None:
+    """Exits unless FLARE asks the processes of its jobs for a certificate."""
+    given = CommConfigurator().get_config() or {}
+    resources = given.get("internal", {}).get("resources", {})
+    if resources.get(DriverParams.CONNECTION_SECURITY.value) != ConnectionSecurity.MTLS:
+        sys.exit(
+            "not started: any account of this machine could speak for the processes of jobs; local/comm_config.json is "
+            'to say "connection_security": "mtls" in the resources of "internal", as a provisioned kit does'
+        )
 
 
 def before_it_starts(watch: Callable[[CoreCell], None]) -> None:

@@ -7,24 +7,15 @@ from fedvlp.methods.clip_adapter import AdapterConfig as AdapterConfig
 from fedvlp.methods.clip_adapter import CLIPAdapter
 from fedvlp.methods.creamfl import CreamFL
 from fedvlp.methods.fedavg import FedAvg
-from fedvlp.methods.fedcca import FedCCA
 from fedvlp.methods.feddra import FedDRA
-from fedvlp.methods.fedema import FedEMA
-from fedvlp.methods.fedet import FedET
-from fedvlp.methods.fedfed import FedFed
-from fedvlp.methods.fedgems import FedGEMS
-from fedvlp.methods.fediot import FedIoT
-from fedvlp.methods.fedldawa import FedLDAWA
-from fedvlp.methods.fedmd import FedMD
 from fedvlp.methods.fedmoon import FedMOON
 from fedvlp.methods.fednova import FedNova
 from fedvlp.methods.fedprox import FedProx
 from fedvlp.methods.fedrgb import FedRGB
 from fedvlp.methods.fedsm import FedSM
-from fedvlp.methods.fedu import FedU
-from fedvlp.methods.fedx import FedX
 from fedvlp.methods.local import Local
 from fedvlp.methods.mfedavg import MFedAvg
+from fedvlp.methods.one_round_cca import OneRoundCCA
 from fedvlp.methods.pms_fm import PMSFM
 from fedvlp.methods.prompt_learning import ContextConfig as ContextConfig
 from fedvlp.methods.prompt_learning import PromptLearning
@@ -40,21 +31,12 @@ METHODS: dict[str, type[Method]] = {
     "mfedavg": MFedAvg,
     "car-mfl": CARMFL,
     "creamfl": CreamFL,
-    "fedmd": FedMD,
-    "fedet": FedET,
-    "fedgems": FedGEMS,
-    "fediot": FedIoT,
     "pms-fm": PMSFM,
     "fedsm": FedSM,
-    "fedfed": FedFed,
-    "fedema": FedEMA,
-    "fedu": FedU,
-    "fedx": FedX,
     "scaffold": SCAFFOLD,
     "fednova": FedNova,
-    "fedldawa": FedLDAWA,
     "fedmoon": FedMOON,
-    "fedcca": FedCCA,
+    "one-round-cca": OneRoundCCA,
     "prompt-learning": PromptLearning,
     "clip-adapter": CLIPAdapter,
 }

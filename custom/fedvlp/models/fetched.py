@@ -104,8 +104,14 @@ class Package:
 
 def folder_of(name: str) -> Path:
     """Where a fetched tower is or will be."""
-    root = os.environ.get(FOLDER_VARIABLE)
-    return (Path(root) if root else Path.home() / ".cache" / "fedvlp" / "towers") / name
+    if root := os.environ.get(FOLDER_VARIABLE):
+        return Path(root) / name
+    try:
+        return Path.home() / ".cache" / "fedvlp" / "towers" / name
+    except RuntimeError:  # an account of a container: no HOME, and no entry in passwd
+        raise NoWeightsError(
+            f"this account has no home folder, where {name!r} is looked for; set {FOLDER_VARIABLE} or HOME to one"
+        ) from None
 
 
 def located(name: str) -> str:

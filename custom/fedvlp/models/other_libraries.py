@@ -7,6 +7,7 @@ are those of the library that wrote it. An image or a text tower alone stands be
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import without_prefix
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
 from fedvlp.models.image import TransformersImage, timm_tower, vision_tower
-from fedvlp.models.text import TransformersTower, bare_model, load_tokenizer
+from fedvlp.models.text import TransformersTower, bare_model, load_tokenizer, positions_of
 from fedvlp.models.tiny import Normalised, TextTower, Tower
 
 CONFIG, OPEN_CLIP = "config.json", "open_clip_config.json"
@@ -230,12 +231,23 @@ def _weights(folder: Path, *names: str) -> Path:
 
 def _tensors(file: Path) -> dict[str, Tensor]:
     """The tensors of a file, by name. Raises StartError for a file that is damaged, or holds more than tensors."""
+    tensors = unwrapped(_content(file))
+    if not tensors:
+        raise StartError(
+            f"--start {file.name!r}: it holds no tensors by name, nor under one of {', '.join(CONTAINERS)}"
+        )
+    return tensors
+
+
+def _content(file: Path) -> Any:
+    """What a file of weights holds. Raises StartError for one that is damaged, or holds more than tensors."""
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             return load_file(file)
-        seen = torch.load(file, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(HARMLESS):
+            return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's refusal of what is no tensor is one of pickle's
         reason = type(error).__name__
         more = (
@@ -245,10 +257,40 @@ def _tensors(file: Path) -> dict[str, Tensor]:
             "torch.save(model.state_dict(), FILE)"
         )
         raise StartError(f"--start {file.name!r}: it is damaged, or holds more than tensors ({reason}){more}") from None
-    seen = seen.get("state_dict", seen) if isinstance(seen, dict) else seen
-    tensors = {str(name): value for name, value in dict(seen).items() if isinstance(value, Tensor)} if seen else {}
-    if not tensors:
-        raise StartError(f"--start {file.name!r}: it holds no tensors by name")
+
+
+CONTAINERS = ("state_dict", "model_state_dict", "model", "teacher", "module", "net", "network", "weights", "params")
+"""Keys under which training programs keep a model's weights beside their own state; of several the first is taken."""
+
+WRAPPERS = ("module", "_orig_mod", "model", "backbone", "teacher", "net", "network", "encoder_q", "base_encoder")
+"""First parts of names that wrappers of a model add: of several GPUs, compilation, Lightning, self-supervision."""
+
+MOST = 0.4
+"""Of a checkpoint's tensors are behind a wrapper, at least: of a model and its slower copy nearly half are."""
+
+HARMLESS: list[Any] = [argparse.Namespace, type(Path())]
+"""Classes beside tensors in checkpoints of training programs: their settings. They run no code."""
+
+
+def unwrapped(seen: Any) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint by the names that the model itself gives them; none where there are none.
+
+    They may lie under one of CONTAINERS, one in another, and behind WRAPPERS. What lies beside a wrapped model, a loss
+    or a projector, is left out.
+    """
+    inner = seen
+    while isinstance(inner, Mapping):
+        seen = inner
+        inner = next((seen[key] for key in CONTAINERS if isinstance(seen.get(key), Mapping)), None)
+    if not isinstance(seen, Mapping):
+        return {}
+    tensors = {str(name): value for name, value in seen.items() if isinstance(value, Tensor)}
+    while tensors:
+        wrapped = {word: without_prefix(tensors, f"{word}.") for word in WRAPPERS}
+        most = max(wrapped.values(), key=len)
+        if len(most) < MOST * len(tensors):
+            break
+        tensors = most
     return tensors
 
 
@@ -353,18 +395,22 @@ def _pair(folder: Path, settings: Any, name: str) -> Start:
 def _load(folder: Path, model: Any, settings: Any) -> None:
     """Puts the weights of a transformers folder into ``model``, by transformers' own loader."""
     names = ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json", "pytorch_model.bin.index.json")
-    what = f"--start {folder.name!r}: {_weights(folder, *names).name}"
+    file = _weights(folder, *names)
+    what = f"--start {folder.name!r}: {file.name}"
+    tensors = {} if file.suffix == ".json" else _wrapped(file)
+    wrapped = {"state_dict": tensors} if tensors else {}
     more = {"add_pooling_layer": False} if getattr(model, "pooler", 0) is None else {}
     try:
         with _quiet():
             loaded, report = type(model).from_pretrained(
-                folder,
+                None if wrapped else folder,
                 config=settings,
                 local_files_only=True,
                 trust_remote_code=False,
                 dtype=torch.float32,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
+                **wrapped,
                 **more,
             )
     except Exception as error:
@@ -382,6 +428,16 @@ def _load(folder: Path, model: Any, settings: Any) -> None:
             f"{what}: {len(missing)} tensors of a {settings.model_type} are missing in its weights (e.g. {missing[0]})"
         )
     model.load_state_dict(loaded.state_dict())
+
+
+def _wrapped(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file whose names are not the model's own; none where they are, or nobody can read it."""
+    try:
+        seen = _content(file)
+    except StartError:
+        return {}
+    tensors = unwrapped(seen)
+    return {} if tensors.keys() == seen.keys() else tensors
 
 
 @contextmanager
@@ -460,10 +516,13 @@ def _each(values: Any, channels: int) -> list[float]:
 
 def _text(folder: Path, settings: Any) -> TransformersTower:
     """The text tower with its tokenizer, randomly initialised."""
-    tokenizer = _tokenizer(folder, settings.max_position_embeddings, settings)
+    tokenizer = _tokenizer(folder, positions_of(settings) or MOST_TOKENS, settings)
     settings.pad_token_id = tokenizer.tokenizer.pad_token_id or 0  # SigLIP 2's configuration has that of SigLIP
     return TransformersTower(bare_model(settings), tokenizer)
 
+
+MOST_TOKENS = 512
+"""Of a text tower that has no positions to run out of."""
 
 TOKENIZER_FILES = ("tokenizer*.json", "vocab*", "merges.txt", "*.model", "special_tokens_map.json")
 
@@ -487,8 +546,6 @@ def _tokenizer(folder: Path, longest: int, settings: Any) -> Any:
             f"--start {folder.name!r}: its tokenizer has {tokenizer.vocabulary} words, and its text tower "
             f"{settings.vocab_size}"
         )
-    if settings.model_type in ("roberta", "xlm-roberta", "camembert"):
-        longest -= settings.pad_token_id + 1  # its positions begin behind that of padding
     tokenizer.max_tokens = min(longest, int(tokenizer.tokenizer.model_max_length))
     return tokenizer
 

@@ -235,6 +235,21 @@ def _build(settings: Any, tokenizer: Tokenizer) -> TransformersTower:
     return TransformersTower(bare_model(settings), tokenizer)
 
 
+def positions_of(settings: Any) -> int | None:
+    """Return how many tokens a model of this configuration has positions for; None: as many as one likes.
+
+    RoBERTa and its kin count from behind the padding's index, so they have fewer than their configuration says. The
+    embedding itself knows.
+    """
+    with torch.device("meta"):  # nothing is allocated
+        model = bare_model(settings)
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Embedding) and "position" in name.rpartition(".")[2]:
+            skipped = getattr(layer, "offset", 0) if layer.padding_idx is None else layer.padding_idx + 1
+            return int(layer.num_embeddings) - int(skipped)
+    return getattr(settings, "max_position_embeddings", None)
+
+
 def bare_model(settings: Any) -> Any:
     """transformers' model of a configuration, randomly initialised, without a pooler that is never trained."""
     from transformers import AutoModel, SiglipTextModel
@@ -264,7 +279,7 @@ def _settings(name: str, pretrained: bool) -> Any:
 
 def _tokenizer(name: str, settings: Any, max_tokens: int, pretrained: bool) -> Tokenizer:
     """The model's own tokenizer; without one and without pretrained weights a HashTokenizer, with a warning."""
-    positions = getattr(settings, "max_position_embeddings", max_tokens)
+    positions = positions_of(settings) or max_tokens
     if max_tokens > positions:
         raise ValueError(f"max_tokens {max_tokens}: {name!r} has positions for {positions}")
     built_in = not pretrained and not Path(name).is_dir() and name.rpartition("/")[2].lower() in BERT_VOCABULARY

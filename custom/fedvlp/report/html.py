@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from functools import cache
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -104,12 +103,16 @@ def _is_path(value: str) -> bool:
     return absolute or value.startswith(("~", ".")) or len(PureWindowsPath(value).parts) > 2
 
 
-@cache
 def _files() -> frozenset[str]:
-    """Names of the settings that are files or folders, whatever they look like: of data sets, and initial weights."""
-    from fedvlp.data.sources import SOURCES
+    """Names of the settings that are files or folders, whatever they look like: of data sets, and initial weights.
 
-    of_sources = {one.name for source in SOURCES.values() for one in fields(source) if "below_root" in one.metadata}
+    Those of the plugins in use are among the data sets.
+    """
+    from fedvlp.data.sources import SOURCES
+    from fedvlp.run import plugins
+
+    sources = plugins.table("SOURCES", SOURCES, wanted="table").values()
+    of_sources = {one.name for source in sources for one in fields(source) if "below_root" in one.metadata}
     return frozenset(of_sources | {"root", "cache", "init"})
 
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedvlp.core.types import EVALUATE
+from fedvlp.core.validate import counted
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.report.figures import Points
 from fedvlp.report.run import SCOPES, Run
-from fedvlp.run.beside import verdict
+from fedvlp.run.beside import CHANCE, verdict
 from fedvlp.run.compare import BATCH, INITIAL
 from fedvlp.run.metrics import Record, areas_of_sites, by_site, of_server, overall, summary
 from fedvlp.run.recalls import FROM_AVERAGE, GAIN, SITE, TOGETHER, TRAINED, Recall
@@ -77,17 +78,23 @@ def _gained(run: Run, chosen: Chosen, recalls: Sequence[Recall]) -> list[str]:
     count = len({site for site, metrics in by_site(end).items() if chosen.name in metrics})
     measured = f"{chosen.split}, {SCOPES[chosen.scope]}{_chance(chosen, recalls)}"
     over = f"on average over {count} sites" if count > 1 else f"at {_ranked(end, chosen)[0][1]}"
+    of_model = {row.figure: row.recall for row in recalls if row.over == names.AVERAGE}
+    rounds = counted(end["round"], "round")
+    if run.closed_form and end["round"]:
+        shown = of_model[TRAINED].unsigned() if TRAINED in of_model else f"{last[average]:.1f}"
+        return [f"R@1 is {shown} {over} after {rounds} without a training step ({measured})."]
     if start is end:
         return [f"Before training, R@1 is {last[average]:.1f} {over} ({measured})."]
     before, after = first[average], last[average]
-    of_model = {row.figure: row.recall for row in recalls if row.over == names.AVERAGE}
     if GAIN not in of_model:
         verb = "rose" if after > before else "fell" if after < before else "stayed as it was,"
-        return [f"R@1 {verb} from {before:.1f} to {after:.1f} {over} after {_rounds(end['round'])} ({measured})."]
+        return [f"R@1 {verb} from {before:.1f} to {after:.1f} {over} after {rounds} ({measured})."]
     gain = of_model[GAIN]
     verb = {1: "rose", -1: "fell", 0: "does not differ significantly from the initial model's:"}[gain.side]
+    if gain.side > 0 and any(row.other == CHANCE and row.side <= 0 for row in run.beside):
+        verb = "is no more than chance although it went"  # as the verdict says; the initial model was below chance
     ends = f"from {of_model[INITIAL].unsigned()} to {of_model[TRAINED].unsigned()}"
-    return [f"R@1 {verb} {ends} {over} after {_rounds(end['round'])}, by {gain} ({measured}; {BRACKETS})."]
+    return [f"R@1 {verb} {ends} {over} after {rounds}, by {gain} ({measured}; {BRACKETS})."]
 
 
 def _whose(run: Run) -> list[str]:
@@ -136,10 +143,6 @@ def _difference(distance: Interval | None) -> str:
     return "" if distance is None else f", a difference of {distance}"
 
 
-def _rounds(count: int) -> str:
-    return "1 round" if count == 1 else f"{count} rounds"
-
-
 def _course(run: Run, scope: str) -> list[str]:
     """Whether the average on val still rises, by its last quarter."""
     name = names.over_sites(names.recall("val", 1, scope), names.AVERAGE)
@@ -158,7 +161,7 @@ def _course(run: Run, scope: str) -> list[str]:
         return [f"On val no round is above the start, {points[first]:.1f}."]
     if points[best] - points[last] > MARGIN * rise:
         ends = f"{points[best]:.1f}; now it is {points[last]:.1f}"
-        return [f"On val the average was highest after {_rounds(best)}: {ends}."]
+        return [f"On val the average was highest after {counted(best, 'round')}: {ends}."]
     quarter = max(round for round in rounds[:-1] if round <= first + 0.75 * (last - first))
     change = points[last] - points[quarter]
     if change > MARGIN * rise:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 
 from fedvlp.core.metric_keys import BYTES_UP
 from fedvlp.core.types import EVALUATE
+from fedvlp.core.validate import counted
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.report import figures
 from fedvlp.report.figures import AVERAGE, WORST, Curve
 from fedvlp.report.html import ABSENT, grid, table, text
 from fedvlp.report.run import SCOPES, Run
-from fedvlp.run.beside import lacking
+from fedvlp.run.beside import lacking, siblings
 from fedvlp.run.compare import BATCH, INITIAL
 from fedvlp.run.experiment import POOLED
 from fedvlp.run.metrics import Record, by_site
@@ -33,14 +35,13 @@ EXPLANATION = (
     "by chance. A source oracle knows only which site an image and a report come from, and guesses among that site's "
     "studies."
 )
-EXPLORE = "See images and reports: fedvlp explore RUN --data ..."
 DEFINITION = (
     "R@1: the share of test images whose own report ranks first, averaged with that of reports whose own image does."
 )
 CHANCE = "chance"
 MISSING = (
-    "There are no intervals over patients yet. They can be measured where the run's data are, with "
-    "fedvlp report RUN --intervals."
+    "There are no intervals over patients yet. They can be measured where the run's data are: "
+    "fedvlp report {run} --intervals"
 )
 UNMEASURABLE = (
     "There are no intervals over patients: what each site measured is its own model, beside the server's, and such "
@@ -57,15 +58,19 @@ def at_a_glance(run: Run) -> str:
     rows = [_of_site(run.recalls, row) for row in _chosen(run)]
     title = f"R@1 on the test split, {SCOPES[_scope(run)]} (%), with 95 % intervals"
     whose = f"<p>{text(OF_SERVER)}</p>" if run.evaluated and run.sends else ""
-    return f"<h2>{title}</h2>{whose}{table(head, rows)}{_left_out(run)}{_beside(run)}"
+    gone = ("initial", "gained") if run.closed_form else ()
+    columns = [[cell for name, cell in zip(head, line, strict=True) if name not in gone] for line in (head, *rows)]
+    return f"<h2>{title}</h2>{whose}{table(columns[0], columns[1:])}{_left_out(run)}{_beside(run)}"
 
 
 def drawing(run: Run) -> str:
     """R@1 over sites and by site before and after training, beside chance, as HTML."""
     shown: dict[str, dict[str, Interval]] = {INITIAL: {}, TRAINED: {}, CHANCE: {}}
+    if run.closed_form:
+        del shown[INITIAL]
     for row in _chosen(run):
         name = row.site or OVER[row.over]
-        for figure in (INITIAL, TRAINED):
+        for figure in shown.keys() - {CHANCE}:
             if (other := _same(run.recalls, row, figure)) is not None:
                 shown[figure][name] = other.recall
         if not math.isnan(row.chance):
@@ -93,7 +98,7 @@ def _first(run: Run, row: Recall) -> bool:
 def recall_tables(run: Run) -> str:
     """The other recalls over sites, as HTML; without a measurement, the sentence that says how to get it."""
     if not run.recalls:
-        return f"<p>{text(MISSING if run.measurable else UNMEASURABLE)}</p>"
+        return f"<p>{text(MISSING.format(run=_typed(run)) if run.measurable else UNMEASURABLE)}</p>"
     head = ("", "test pairs", "initial", "trained", "gained", "chance", "source oracle")
     over = [_over(run.recalls, row) for row in _trained(run.recalls) if row.over != SITE and not _first(run, row)]
     others = f"<h3>Test split with intervals</h3>{table(head, over)}" if over else ""
@@ -108,10 +113,20 @@ def _beside(run: Run) -> str:
 
 def next_steps(run: Run) -> str:
     """The commands of the runs that are not there to compare with, and of the page that shows images, as HTML."""
-    missing = lacking(run.folder) if run.method is not None else []
-    steps = [*(f"Compare with {command}" for command in missing), EXPLORE]
+    steps = [f"Compare with {command}" for command in lacking(run.folder)] if run.method is not None else []
+    if run.beside and (said := siblings(run.folder).said):
+        steps.append(f"{said[0].upper()}{said[1:]}")
+    steps += [
+        f"See images and reports, for the eyes of their owner alone: fedvlp report {_typed(run)} --films",
+        f"Search them, and see what else is near: fedvlp explore {_typed(run)} --data {_typed(run, 'run:')}",
+    ]
     items = "".join(f"<li>{text(step)}</li>" for step in steps)
-    return f"<h2>What to do next</h2><p>RUN is the folder of this run.</p><ul>{items}</ul>"
+    return f"<h2>What to do next</h2><ul>{items}</ul>"
+
+
+def _typed(run: Run, before: str = "") -> str:
+    """The run's folder as a command takes it."""
+    return shlex.quote(f"{before}{run.folder.path}")
 
 
 def _left_out(run: Run) -> str:
@@ -184,7 +199,7 @@ def _notes(run: Run, first: Record, last: Record) -> list[str]:
         "disparity is the population SD over sites, as the papers do not define theirs. Chance is "
         f"100 K / {BATCH} in batches and 100 K / N in a whole set of N studies, which differs by site."
     ]
-    if first is last:
+    if first is last and not run.closed_form:
         notes.append(f"Only one evaluation so far ({_moment(first)}).")
     one_sided = _measured_sites(first) ^ _measured_sites(last)
     if one_sided:
@@ -208,7 +223,7 @@ def _moment(record: Record) -> str:
     """Which model a record measured: the one that its round starts from."""
     if record["round"] == 0:
         return "initial"
-    return f"trained, {record['round']} rounds" if record["phase"] == EVALUATE else f"after {record['round']} rounds"
+    return f"{'trained,' if record['phase'] == EVALUATE else 'after'} {counted(record['round'], 'round')}"
 
 
 def _ends(split: str, ends: dict[str, dict[str, float]], kinds: Mapping[str, str]) -> str:

@@ -18,7 +18,7 @@ from fedvlp.run import audit, beside, recalls, zero_shot_areas
 from fedvlp.run.beside import Beside
 from fedvlp.run.cautions import FILE as CAUTIONS
 from fedvlp.run.compare import BATCH
-from fedvlp.run.experiment import POOLED
+from fedvlp.run.experiment import POOLED, Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import Record, by_site, impossible, overall
 
@@ -38,6 +38,7 @@ class Run:
     samples: dict[str, int]  # site -> training records
     memory: State  # the server's
     method: Method | None  # None where the folder has no configuration, or that of a plugin which is not here
+    closed_form: bool  # whether no site takes a step, so that the random heads of the initial model take no part
     sends: bool  # whether sites send weights
     saved: str  # time of the last checkpoint, UTC
     statistics: str  # of which records the running statistics of the saved model are
@@ -69,7 +70,8 @@ class Run:
                 folder.model.parent / "config.json",
             )
         )
-        statistics, method = model.get("statistics", ""), _method(folder)
+        statistics, experiment = model.get("statistics", ""), _experiment(folder)
+        method = experiment.method if experiment else None
         return Run(
             folder,
             config,
@@ -79,6 +81,7 @@ class Run:
             server.samples,
             server.memory,
             method,
+            experiment is not None and not experiment.takes_steps,
             method is not None and sends(method, server.state),
             saved,
             statistics,
@@ -115,8 +118,12 @@ class Run:
 
     @cached_property
     def measured(self) -> list[tuple[Record, dict[str, float]]]:
-        """The records with an evaluation, each with its recalls over sites (``run.metrics.overall``)."""
-        return [(record, figures) for record in self.history if (figures := overall(record))]
+        """The records with an evaluation, each with its recalls over sites (``run.metrics.overall``).
+
+        Of a closed form without the one before round 0.
+        """
+        known = [record for record in self.history if not (self.closed_form and is_initial(record))]
+        return [(record, figures) for record in known if (figures := overall(record))]
 
     @cached_property
     def training(self) -> list[tuple[Record, dict[str, dict[str, float]]]]:
@@ -138,8 +145,13 @@ class Run:
         return {**chosen, "color": "#555555"} if site == POOLED else chosen
 
 
-def _method(folder: RunFolder) -> Method | None:
+def is_initial(record: Record) -> bool:
+    """Tell whether a record measured the model before round 0."""
+    return bool(record["round"] == 0 and record["phase"] != EVALUATE)
+
+
+def _experiment(folder: RunFolder) -> Experiment | None:
     try:
-        return folder.experiment().method if folder.config.exists() else None
+        return folder.experiment() if folder.config.exists() else None
     except ValueError:  # of a plugin that is not here: the page shows what it can
         return None

@@ -18,9 +18,11 @@ from fedvlp.run.metrics import Record
 def head(run: Run) -> str:
     """One screen: what happened, status, what to do next, metrics of the sites with baselines, as HTML."""
     last: Record = run.history[-1] if run.history else {"round": 0, "phase": "", "members": []}
-    done = [f"trained up to round {record['round']}, phase {record['phase']}" for record, _ in run.training]
+    planned = f" of {run.setting('rounds.rounds')}" if run.config else ""
+    done = [
+        f"trained up to round {record['round'] + 1}{planned}, phase {record['phase']}" for record, _ in run.training
+    ]
     where = done[-1] if done else "not trained yet"
-    where += f" ({run.setting('rounds.rounds')} rounds planned, counted from 0)" if run.config else ""
     older = (
         bool(run.history)
         and "round" in run.status

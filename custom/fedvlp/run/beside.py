@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvlp.core.checkpoint import save_text
-from fedvlp.core.json_file import read_json
+from fedvlp.core.checkpoint import CheckpointError, save_text
+from fedvlp.core.json_file import UNREADABLE, read_json
+from fedvlp.core.names import name_of
 from fedvlp.core.types import IMAGE_TOKENS, Batch, State
 from fedvlp.data.cohort import SPLITS
 from fedvlp.data.deid import PHIError
@@ -36,6 +38,7 @@ from fedvlp.run.folder import RunFolder
 from fedvlp.run.model_card import RESULTS_END, with_block
 from fedvlp.run.recalls import GAIN, SITE, TOGETHER, TRAINED, Recall, is_built_in
 from fedvlp.run.simulate import PARTITION, noted_partition
+from fedvlp.run.terms import on_records_of
 from fedvlp.training.settings import DeviceError
 
 log = logging.getLogger(__name__)
@@ -50,6 +53,8 @@ COLUMNS = ("vectors", "films", "area", "low", "high")
 START = "what it started from"
 TOWER_ALONE, ORACLE, CHANCE = "the untouched image tower", "knowing the site alone (source oracle)", "chance"
 ALONE, POOLED = "each site alone", "all records in one place"
+BASELINES = {name_of(Local): ALONE, name_of(Centralized): POOLED}
+"""What other runs on the same records are held against, by the path of their method in config.json."""
 
 
 @dataclass(frozen=True)
@@ -211,18 +216,19 @@ def _tower_file(folder: RunFolder) -> Path:
 def rows(folder: RunFolder) -> list[Beside]:
     """What the run is held against, as far as it was measured; nothing on the synthetic cohort, which is nobody's."""
     measured = recalls.read(folder) if folder.config.exists() else []
-    if not measured or is_built_in(folder.experiment()):
+    if not measured or is_built_in(experiment := folder.experiment()):
         return []
     scope = names.IN_BATCH if any(row.scope == names.IN_BATCH for row in measured) else names.WHOLE_SET
     of = {row.figure: row for row in measured if (row.over, row.k, row.scope) == (names.AVERAGE, 1, scope)}
     trained, r1 = of[TRAINED].recall, "R@1"
-    start = Beside(r1, trained, START, of[INITIAL].recall.value, of[GAIN].recall.side)
-    shown = [start, _against(r1, trained, CHANCE, of[TRAINED].chance)]
+    shown = [_against(r1, trained, CHANCE, of[TRAINED].chance)]
+    if experiment.takes_steps:  # else random heads, of which a closed form takes nothing: it starts from the tower
+        shown.insert(0, Beside(r1, trained, START, of[INITIAL].recall.value, of[GAIN].recall.side))
     for row in measured:
         if (row.figure, row.over, row.k) == (TRAINED, TOGETHER, 1):
             shown.append(_against("R@1 among the studies of all sites", row.recall, ORACLE, row.oracle))
     shown += _beside_tower(folder)
-    for name, other in _siblings(folder):
+    for name, other in sorted(siblings(folder).recalls.items()):
         alike = [row for row in other if _kind(row) == _kind(of[TRAINED])]
         shown += [_against(r1, trained, name, row.recall.value) for row in alike]
     return shown
@@ -250,31 +256,71 @@ def _beside_tower(folder: RunFolder) -> Iterator[Beside]:
             yield Beside(said, of[TRAINED + how], TOWER_ALONE, of[TOWER + how].value, of[GAIN + how].side, digits=3)
 
 
-def _siblings(folder: RunFolder) -> Iterator[tuple[str, list[Recall]]]:
-    """The recalls of the newest runs beside this one, on the same records, of sites alone and of pooled records."""
+@dataclass(frozen=True)
+class Siblings:
+    """The runs beside a run, on the same records, that it is held against."""
+
+    recalls: Mapping[str, list[Recall]]  # ALONE and POOLED, where there is such a run: those of the newest
+    unread: tuple[str, ...] = ()  # runs of which nobody can say whether they are one of these
+
+    @property
+    def said(self) -> str:
+        """Which runs are left out, in a sentence; "" for none."""
+        if not self.unread:
+            return ""
+        named = ", ".join(self.unread)
+        return f"left out, since their files cannot be read: {named}; restore or remove them, or compare without them"
+
+
+def siblings(folder: RunFolder) -> Siblings:
+    """Find the newest finished runs beside this one, of sites alone and of pooled records, that took steps.
+
+    Their configurations are read as text: what plugin or version another run needs is nothing to this one. A run whose
+    files cannot be read is left out and named.
+    """
     partition = noted_partition(folder).get("sha256")
-    for name, kind in ((ALONE, Local), (POOLED, Centralized)):
-        for path in sorted(folder.path.resolve().parents[1].glob(f"*/*/{PARTITION}"), reverse=True):
-            other = RunFolder(path.parent)
-            if path.parent == folder.path.resolve() or not other.model.exists():
-                continue
-            if read_json(path).get("sha256") == partition and isinstance(other.experiment().method, kind):
-                yield name, recalls.read(other)
-                break
+    lent: dict[str, list[Recall]] = {}
+    unread = []
+    for path in sorted(folder.path.resolve().parents[1].glob(f"*/*/{PARTITION}"), key=_age):
+        other = RunFolder(path.parent)
+        if path.parent == folder.path.resolve() or not other.model.exists():
+            continue
+        try:
+            if read_json(path).get("sha256") == partition and (name := _baseline(other)) not in ("", *lent):
+                lent[name] = recalls.read(other)
+        except (*UNREADABLE, CheckpointError):
+            unread.append(f"{path.parts[-3]}/{path.parts[-2]}")
+    return Siblings(lent, tuple(sorted(unread)))
+
+
+def _age(path: Path) -> float:
+    """Order by when a run began, the newest first."""
+    try:
+        return -path.stat().st_mtime
+    except OSError:  # it was removed since it was found
+        return 0.0
+
+
+def _baseline(other: RunFolder) -> str:
+    """Name what another run may be held against as; "" for a run of another method, and of 0 steps."""
+    experiment = read_json(other.config)["args"]
+    method, training, rounds = (experiment[name]["args"] for name in ("method", "training", "rounds"))
+    steps = method["local_steps"] or training.get("local_epochs", 0)
+    return BASELINES.get(experiment["method"]["path"], "") if steps and rounds["rounds"] else ""
 
 
 def lacking(folder: RunFolder) -> list[str]:
     """The commands of the runs that are not there to be held against: sites alone, and all records in one place."""
-    method, real = folder.experiment().method, folder.experiment().name in presets.OF_REAL_FILMS
-    there = {name for name, _ in _siblings(folder)}
+    experiment, there = folder.experiment(), siblings(folder).recalls
+    real = experiment.name in presets.OF_REAL_FILMS
     commands = []
-    for name, kind, preset in ((ALONE, Local, "local"), (POOLED, Centralized, "central" if real else "centralized")):
-        if name in there or isinstance(method, kind):
+    for kind, preset in ((Local, "local"), (Centralized, "central" if real else "centralized")):
+        name = BASELINES[name_of(kind)]
+        if name in there or isinstance(experiment.method, kind):
             continue
-        own = f"fedvlp simulate {preset}{'-real' * real}"
-        closed_form = not method.local_steps  # nothing to take as many steps as
-        terms = "with the --data and --set data.KEY=VALUE of this run" if closed_form else "--like RUN"
-        commands.append(f"{name}: {own} {terms}")
+        own = f"{preset}{'-real' * real}"
+        like = f"fedvlp simulate {own} --like {shlex.quote(str(folder.path))}"
+        commands.append(f"{name}: {like if experiment.takes_steps else on_records_of(own, experiment, folder.path)}")
     return commands
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from fedvlp.core.method import Method
+from fedvlp.core.method import Method, SiteHooks, overridden
 from fedvlp.core.norm_statistics import AVERAGED, CHOICES
 from fedvlp.core.validate import require, require_name
 from fedvlp.data.screening import Source
@@ -117,6 +117,14 @@ class Experiment:
     def crops_centres(self) -> bool:
         """Whether every image is cropped at the centre, since its tokens are all that training reads of it."""
         return self.training.cache_features and frozen_features.frozen_whole(self.model)
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether a site takes an optimiser step in some round; a closed form takes none."""
+        method, rounds = self.method, range(self.rounds.rounds)
+        if self.training.local_epochs or "batches" in overridden(method, SiteHooks):
+            return bool(rounds)
+        return any(method.steps(phase) for round in rounds for phase in method.phases(round))
 
     def pinned(self) -> Experiment:
         """The same with the checksum of every weights that models start from. Raises InitialWeightsError."""

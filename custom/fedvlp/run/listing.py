@@ -8,7 +8,8 @@ from pathlib import Path
 from stat import S_ISREG
 
 from fedvlp.core.checkpoint import CheckpointError
-from fedvlp.core.json_file import read_json
+from fedvlp.core.json_file import UNREADABLE, read_json
+from fedvlp.core.validate import counted
 from fedvlp.evaluation import metric_names as names
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import in_use
@@ -42,14 +43,7 @@ def _of(path: Path, root: Path) -> Listed:
         figures = summary(history).get("trained", {})
         average, worst = (_recall(figures, kind) for kind in (names.AVERAGE, names.WORST))
         return Listed(name, _state(folder, history), _last(history, rounds), average, worst, size)
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        OSError,
-        CheckpointError,
-    ):  # whatever somebody put there
+    except (*UNREADABLE, CheckpointError):
         return Listed(name, "unreadable", "", math.nan, math.nan, size)
 
 
@@ -87,4 +81,6 @@ def _last(history: list[Record], rounds: int) -> str:
     if not history:
         return ""
     last = history[-1]
-    return f"round {last['round']} of {rounds}, {last['phase']}" if last["round"] < rounds else f"all {rounds} rounds"
+    if last["round"] < rounds:
+        return f"round {last['round'] + 1} of {rounds}, {last['phase']}"
+    return f"all {counted(rounds, 'round')}"

@@ -67,6 +67,8 @@ def in_use(folder: Path) -> str:
                 fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return _holder(handle)
+            except OSError:  # a disk without locks, where nobody can hold one
+                return ""
     except FileNotFoundError:
         pass
     return ""
@@ -104,6 +106,12 @@ def _taken(handle: TextIOWrapper) -> bool:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise FolderInUseError(
+            f"the disk of this folder has no file locks ({error.strerror}), so two processes could write one run; keep "
+            "runs on another disk (--runs FOLDER), or mount this one with locks (Lustre: -o flock; NFS: with its lock "
+            "manager running)"
+        ) from None
     return True
 
 

@@ -99,18 +99,19 @@ def scalars(record: Record) -> dict[str, dict[str, float]]:
     return {SERVER: own, **sites}
 
 
-def summary(history: list[Record]) -> dict[str, dict[str, float]]:
+def summary(history: list[Record], initial: bool = True) -> dict[str, dict[str, float]]:
     """Figures of the "initial" and the "trained" model: recalls over sites, and the server's on the public set.
 
     Empty where nothing was measured, and without "trained" while that is the model before the first round alone. Of a
-    run of no rounds the last evaluation is of the same model.
+    run of no rounds the last evaluation is of the same model. ``initial``: False for a closed form, whose random heads
+    take no part.
     """
     measured = [(record, figures) for record in history if (figures := overall(record) | on_public_set(record))]
     if not measured:
         return {}
     (_, first), (record, last) = measured[0], measured[-1]
     ended = record["round"] > 0 or record["phase"] == EVALUATE
-    return {"initial": first} | ({"trained": last} if ended else {})
+    return ({"initial": first} if initial else {}) | ({"trained": last} if ended else {})
 
 
 def on_public_set(record: Record) -> dict[str, float]:

@@ -8,6 +8,7 @@ from typing import Any
 from fedvlp import __version__
 from fedvlp.core.metric_keys import RECORD_EPSILON, SITE_EPSILON
 from fedvlp.core.names import name_of
+from fedvlp.core.validate import counted
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.latent import LatentCohort
 from fedvlp.evaluation import metric_names as names
@@ -23,7 +24,7 @@ TEMPLATE = """\
 # {name}: {kind} trained with fedvlp
 
 {image_tower} reads images of {size} x {size} pixels, {text_tower} reads up to {tokens} tokens; both end in unit vectors
-of {dim} numbers. {parameters:,} parameters. Method: `{method}`, {rounds} rounds, seed {seed}. Start: {start}.
+of {dim} numbers. {parameters:,} parameters. Method: `{method}`, {rounds}, seed {seed}. Start: {start}.
 Written by fedvlp {version}; fingerprint of the experiment: `{fingerprint}`.{weights}
 
 ## Use
@@ -135,7 +136,7 @@ def card(
     ``initial``: whether its weights are those that the run started from.
     """
     described = model.described()["model"]
-    labels = _findings(experiment)
+    labels, ends = _findings(experiment), summary(list(history), experiment.takes_steps)
     return TEMPLATE.format(
         name=experiment.name,
         kind="a classifier of images and reports" if labels else "an image-text model",
@@ -149,14 +150,14 @@ def card(
         dim=described["embedding_dim"],
         parameters=describe(model)["total"],
         method=name_of(type(experiment.method)),
-        rounds=experiment.rounds.rounds,
+        rounds=counted(experiment.rounds.rounds, "round"),
         seed=experiment.rounds.seed,
         start=_start(experiment),
         version=__version__,
         fingerprint=fingerprint(experiment),
         source=_source(experiment.data),
         counts=_counts(samples),
-        results=_areas(history) if labels else _results(summary(list(history)), experiment.method.evaluates()),
+        results=_areas(history) if labels else _results(ends, experiment.method.evaluates()),
         statistics=_sentence(statistics or "the model has no batch normalisation"),
         privacy=_privacy(history),
         classes=f"It gives a logit for each of: {', '.join(labels)}." if labels else _classes(model.prompts),
@@ -284,8 +285,8 @@ def _recalls(measured: Mapping[str, float], scope: str) -> dict[str, str]:
 
 def _recall_rows(figures: Mapping[str, Mapping[str, float]], columns: Mapping[str, str]) -> list[str]:
     rows = [f"| model | {' | '.join(columns)} |", f"|{'---|' * (len(columns) + 1)}"]
-    for model in ("initial", "trained"):
-        cells = [f"{figures[model][key]:.1f}" if key in figures[model] else "" for key in columns.values()]
+    for model, of_model in figures.items():
+        cells = [f"{of_model[key]:.1f}" if key in of_model else "" for key in columns.values()]
         rows.append(f"| {model} | {' | '.join(cells)} |")
     return rows
 

@@ -21,7 +21,7 @@ from typing import Any
 GROUP = "fedvlp.plugins"
 """The entry points whose values are modules of plugins."""
 
-TABLES = ("PRESETS", "OBJECTIVES", "SOURCES", "EVALUATIONS", "SECTIONS")
+TABLES = ("PRESETS", "GROUPS", "OBJECTIVES", "SOURCES", "FEDERATIONS", "EVALUATIONS", "SECTIONS")
 """What a plugin may define, each a dictionary by name that is added to the table of fedvlp with this name."""
 
 OURS = "fedvlp"

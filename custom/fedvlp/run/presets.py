@@ -26,39 +26,26 @@ from fedvlp.methods import (
     ContextConfig,
     CreamFL,
     FedAvg,
-    FedCCA,
     FedDRA,
-    FedEMA,
-    FedET,
-    FedFed,
-    FedGEMS,
-    FedIoT,
-    FedLDAWA,
-    FedMD,
     FedMOON,
     FedNova,
     FedProx,
     FedRGB,
     FedSM,
-    FedU,
-    FedX,
     Local,
     MFedAvg,
+    OneRoundCCA,
     PromptLearning,
 )
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.models.selector import SelectorConfig
-from fedvlp.models.vae import DistillerConfig
 from fedvlp.objectives.bce import BCEConfig
-from fedvlp.objectives.byol import BYOLConfig
 from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
-from fedvlp.objectives.mae import MAEConfig
 from fedvlp.objectives.medclip import MedCLIPConfig
-from fedvlp.objectives.nt_xent import NTXentConfig
 from fedvlp.run import plugins
 from fedvlp.run.config import choose_preset
-from fedvlp.run.experiment import Experiment, Extra, Objective, Partition
+from fedvlp.run.experiment import Experiment, Extra, Partition
 from fedvlp.training.settings import Training
 
 TINY = ModelConfig(head_hidden=256, head_norm="layer")  # unlike scanners have no batch statistics in common (spec Z3)
@@ -160,14 +147,9 @@ def _real(name: str, method: Method, batch_size: int = 32) -> Experiment:
     return Experiment(name, method, REAL, data=data, training=training, rounds=Rounds(rounds=6))
 
 
-def _closed_form(experiment: Experiment, method: FedCCA, **model: Any) -> Experiment:
-    """The experiment with FedCCA and the linear heads that it solves for; ``model``: other settings of the model."""
+def _closed_form(experiment: Experiment, method: OneRoundCCA, **model: Any) -> Experiment:
+    """The experiment with OneRoundCCA and the linear heads that it solves for; ``model``: its other settings."""
     return replace(experiment, method=method, model=replace(experiment.model, head_hidden=None, **model))
-
-
-def _self_supervised(name: str, method: Method, objective: Objective) -> Experiment:
-    """The demo of a baseline that learns from images alone, beside which images are matched with reports (spec 9)."""
-    return replace(_demo(name, method), objective=objective)
 
 
 def _beside_pair(name: str, method: Method, extra: Extra) -> Experiment:
@@ -267,7 +249,7 @@ def _ensemble(name: str, method: Method) -> Experiment:
         Partition(image_only=2, text_only=1, public=0.25),
         training,
         Rounds(rounds=12),
-        site_models=() if isinstance(method, FedIoT) else models,
+        site_models=models,
     )
 
 
@@ -337,19 +319,14 @@ PRESETS: dict[str, Experiment] = {
         _demo("scaffold", SCAFFOLD(local_steps=50)),
         _demo("fednova", FedNova(local_epochs=6)),
         _own_norm("fedbn", FedAvg(local_steps=50)),
-        _demo("fedldawa", FedLDAWA(local_steps=50)),
         _demo("fedmoon", FedMOON(local_steps=50)),
-        _closed_form(_demo("fedcca", FedAvg()), FedCCA(local_steps=50)),
+        _closed_form(_demo("one-round-cca", FedAvg()), OneRoundCCA(local_steps=50)),
         _beside_pair("prompt-learning", PromptLearning(local_steps=50), ContextConfig(FINDINGS)),
         _beside_pair("clip-adapter", CLIPAdapter(local_steps=50), AdapterConfig(FINDINGS)),
         _demo("local", Local(local_steps=50)),
         _demo("centralized", Centralized(local_steps=50), batch_size=5 * 32),  # as many records a step as five sites
         _demo("feddra", FedDRA(align_steps=10, local_steps=40, mu=5.0, rho=0.1)),
         _demo("fedrgb", FedRGB(local_steps=40, aligner_steps=40, rho=0.1)),
-        _self_supervised("fedu", FedU(local_steps=50), BYOLConfig()),
-        _self_supervised("fedema", FedEMA(local_steps=50), BYOLConfig()),
-        _self_supervised("fedx", FedX(local_steps=50), NTXentConfig(temperature=0.1, predictor=True)),
-        _self_supervised("fedmae", FedAvg(local_steps=50), MAEConfig(width=64, blocks=2, heads=4)),
         _classifier("mfedavg", MFedAvg(local_steps=50)),
         _classifier("mfedavg-p", MFedAvg(local_steps=50, public=True)),
         _classifier("car-mfl", CARMFL(local_steps=50)),
@@ -358,21 +335,16 @@ PRESETS: dict[str, Experiment] = {
         _ensemble("creamfl", _creamfl()),
         *(_ensemble(name, method) for name, method in REAMFL.items()),
         _creamfl_paper(),
-        _ensemble("fedmd", FedMD(**STEPS)),
-        _ensemble("fedet", FedET(**STEPS)),
-        _ensemble("fedgems", FedGEMS(**STEPS)),
-        _ensemble("fediot", FedIoT(local_steps=50)),
         _heterogeneous("pms-fm", PMSFM(local_steps=30, selector_lr=5e-3), SELECTOR),
         _heterogeneous("fedsm", FedSM(local_steps=30, selector_lr=5e-3), IMAGE_SELECTOR),
-        _heterogeneous(
-            "fedfed", FedFed(local_steps=30, distil_phases=3, distil_steps=20, share=True), DistillerConfig()
-        ),
         PMS_FM_PAPER,
         # a site with fewer training records than dro_batch has no v_i, and the smallest of our sources has 28
         _real("feddra-real", FedDRA(align_steps=2, local_steps=10, mu=5.0, rho=0.1, dro_batch=16)),
         _real("fedavg-real", FedAvg(local_steps=12)),
         replace(
-            _closed_form(_real("fedcca-real", FedAvg()), FedCCA(local_steps=0), embedding_dim=1280 + 1 + 128),
+            _closed_form(
+                _real("one-round-cca-real", FedAvg()), OneRoundCCA(local_steps=0), embedding_dim=1280 + 1 + 128
+            ),
             rounds=Rounds(rounds=1),
         ),
         _real("local-real", Local(local_steps=12)),
@@ -398,9 +370,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "scaffold": "SCAFFOLD (Karimireddy et al., 2020): corrects every gradient for a site's drift",
         "fednova": "FedNova (Wang et al., 2020): averages directions where sites take unequal steps",
         "fedbn": "FedBN (Li et al., 2021): FedAvg whose sites keep their own normalisation, for scanners that differ",
-        "fedldawa": "FedLDAWA (Rehman et al., 2023): weighs each tensor by its angle to the received model",
         "fedmoon": "MOON (Li et al., 2021): FedAvg with a contrast between local, received and previous embeddings",
-        "fedcca": "FedCCA: linear heads from one round of second moments, then FedAvg",
+        "one-round-cca": "OneRoundCCA: linear heads from one round of second moments, then FedAvg",
         "prompt-learning": "PromptFL (Guo et al., 2023): a learned context before class names, frozen pair (--start)",
         "clip-adapter": "FedCLIP (Lu et al., 2023): an adapter on image vectors, frozen pair (--start)",
         "feddra": "FedDRA (Shuai et al., 2024): two stages with guidance, robust site weights; the main job",
@@ -411,12 +382,6 @@ GROUPS: dict[str, dict[str, str]] = {
         "centralized": "one model on all records pooled, in simulation alone",
         "tiny-pool": "what the encoders that ship were pre-trained with: pooled public records",
     },
-    "image-only self-supervision beside the image-text loss": {
-        "fedu": "FedU (Zhuang et al., 2021): BYOL whose predictor stays at sites that diverge",
-        "fedema": "FedEMA (Zhuang et al., 2022): BYOL; sites merge the global model into their own",
-        "fedx": "FedX (Han et al., 2022): SimCLR with distillation from the global model",
-        "fedmae": "FedAvg with masked autoencoding",
-    },
     "sites that lack reports or images: classifiers": {
         "mfedavg": "mFedAvg (Poudel et al., 2024): each tower averaged over the sites that have its modality",
         "mfedavg-p": "the same with the public set as one more client",
@@ -425,7 +390,6 @@ GROUPS: dict[str, dict[str, str]] = {
     "a model for each site, and a selector": {
         "pms-fm": "PMS-FM (Wang et al., 2025): personal models and a selector by image and text",
         "fedsm": "FedSM (Xu et al., 2022): the same with a selector by image alone",
-        "fedfed": "FedFed (Yang et al., 2023): sites share distilled records; read what leaves a site first",
     },
     "another architecture at each site: representations of a public set": {
         "creamfl": "CreamFL (Yu et al., 2023): contrast at the sites, weighted ensemble at the server",
@@ -435,13 +399,9 @@ GROUPS: dict[str, dict[str, str]] = {
         "reamfl-gca": "CreamFL without contrast, weights by global contrast",
         "reamfl-inter": "CreamFL with the inter-modal contrast alone",
         "reamfl-intra": "CreamFL with the intra-modal contrast alone",
-        "fedmd": "FedMD (Li & Wang, 2019): sites learn the consensus, then their own records again",
-        "fedet": "FedET (Cho et al., 2022): confident sites weigh more in what the server distils",
-        "fedgems": "FedGEMS (Cheng et al., 2021): the server distils from confident sites alone",
-        "fediot": "FedIoT, Mm-FedAvg (Zhao et al., 2022): towers averaged by modality",
     },
     "your own images and reports (--data) on frozen published towers, without a GPU": {
-        "fedcca-real": "heads solved for in one round, in a second; keeps what the tower knows",
+        "one-round-cca-real": "heads solved for in one round, in a second; keeps what the tower knows",
         "fedavg-real": "FedAvg of the heads",
         "feddra-real": "FedDRA of the heads",
         "local-real": "every site's own heads, to compare with",
@@ -471,6 +431,13 @@ def get(name: str) -> Experiment:
 def of_plugins() -> list[str]:
     """The names of the presets that plugins in use have."""
     return [name for name in plugins.table("PRESETS", PRESETS, wanted=next(iter(PRESETS))) if name not in PRESETS]
+
+
+def groups_of_plugins() -> dict[str, dict[str, str]]:
+    """Title -> the presets of plugins in use, each with what it is; "" where its plugin does not say it."""
+    groups: dict[str, dict[str, str]] = plugins.table("GROUPS", {}, wanted="")
+    grouped = {name for group in groups.values() for name in group}
+    return {**groups, "of plugins": {name: "" for name in of_plugins() if name not in grouped}}
 
 
 def in_short(experiment: Experiment) -> tuple[str, str, str]:

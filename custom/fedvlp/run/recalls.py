@@ -56,6 +56,8 @@ def file_of(folder: RunFolder) -> Path:
 def measure(folder: RunFolder, run: FinishedRun | None = None) -> Path:
     """Measures the initial and the trained model on the test records and writes ``evaluation/recall.csv``.
 
+    Of a closed form the trained model alone.
+
     ``run``: the folder's, whose records are read already.
 
     Raises ValueError as ``compare`` does: for a run that has not finished, that retrieves nothing, or whose models are
@@ -64,7 +66,9 @@ def measure(folder: RunFolder, run: FinishedRun | None = None) -> Path:
     run = run or FinishedRun(folder, folder.experiment().name)
     own, state = run.trained()
     shared = not own and not run.assembly.site_only() and len(run.data) > 1  # one model sees all records
-    vectors = {INITIAL: run.embedded({}, run.assembly.initial(), start=True), TRAINED: run.embedded(own, state)}
+    vectors = {TRAINED: run.embedded(own, state)}
+    if run.experiment.takes_steps:  # else the initial model has random heads that take no part
+        vectors = {INITIAL: run.embedded({}, run.assembly.initial(), start=True), **vectors}
     scopes = [names.WHOLE_SET]
     if min(map(len, run.patients.values())) >= BATCH:
         scopes.insert(0, names.IN_BATCH)
@@ -110,8 +114,9 @@ def _lines(
     of_sites = {model: bootstrap.by_site(of_model) for model, of_model in hits.items()}  # [sites, 1 + draws] each
     average = {model: drawn.mean(axis=0) for model, drawn in of_sites.items()}
     worst = {model: drawn.min(axis=0) for model, drawn in of_sites.items()}
-    of_sites |= {GAIN: of_sites[TRAINED] - of_sites[INITIAL], FROM_AVERAGE: of_sites[TRAINED] - average[TRAINED]}
-    average[GAIN], worst[GAIN] = average[TRAINED] - average[INITIAL], worst[TRAINED] - worst[INITIAL]
+    of_sites[FROM_AVERAGE] = of_sites[TRAINED] - average[TRAINED]
+    for of_figures in (of_sites, average, worst) if INITIAL in hits else ():
+        of_figures[GAIN] = of_figures[TRAINED] - of_figures[INITIAL]
     by_random = {site: 100 * k / BATCH if scope == names.IN_BATCH else 100 * k / queries[site] for site in sites}
     for figure, drawn in of_sites.items():
         known = figure in hits

@@ -18,6 +18,9 @@ RUNNING, FINISHED, STOPPED, ABORTED, FAILED = "running", "finished", "stopped", 
 """Values of ``status``. A run is stopped by the quorum, by FLARE or by hand; aborted by a person through FLARE; failed
 by an error."""
 
+PROCESS_FAILED = "job process failed"
+"""The ``state`` of a site for which FLARE ended the run."""
+
 WHOLE, ENDED_EARLY, SITES_MISSING = 0, 1, 3
 """Exit codes of `fedvlp jobs status`; 2 is a command that was typed wrongly."""
 
@@ -32,7 +35,12 @@ def missing(status: Mapping[str, Any]) -> list[str]:
 
 
 def summary(status: Mapping[str, Any]) -> str:
-    """The status in a sentence, e.g. "completed without site-3 from round 2"."""
+    """The status in a sentence, e.g. "completed without site-3 from round 2".
+
+    Of a run that FLARE ended it is the cause alone: a site that is missing since an earlier round would look like it.
+    """
+    if "cause" in status:
+        return f"ended by FLARE: {status['cause']}"
     without = f" without {', '.join(gone)}" if (gone := missing(status)) else ""
     if status["status"] == FINISHED:
         return f"completed{without}"

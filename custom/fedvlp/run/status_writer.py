@@ -21,7 +21,7 @@ from fedvlp.evaluation.metric_names import AVERAGE, WORST, over_sites, recall
 from fedvlp.federation.loop import QuorumLostError, Rounds
 from fedvlp.federation.wire import Exchange
 from fedvlp.run.metrics import Record, by_site, overall
-from fedvlp.run.status import FAILED, FINISHED, RUNNING, SCHEMA, STOPPED, rounded, summary
+from fedvlp.run.status import FAILED, FINISHED, PROCESS_FAILED, RUNNING, SCHEMA, STOPPED, rounded, summary
 
 # How far a run is, between its records: which sites have answered, and the steps of those that train.
 
@@ -115,6 +115,7 @@ class RunStatus:
         self._sites: dict[str, dict[str, Any]] = {}
         self._waits: dict[str, Any] = {}  # the phase under way, and whose answers it waits for
         self._told: dict[str, list[str]] = {}
+        self._cause, self._culprit = "", ""  # why FLARE ends the run, and the site that it ends it for
 
     def begin(self, method: Method, rounds: Rounds, server: Server, next_phase: int) -> None:
         """The run begins, or resumes, at that phase of the server's round."""
@@ -168,15 +169,26 @@ class RunStatus:
         told |= {"phases_done": every - self._left, "phases": every}
         self._facts = told | {"answered": len(record["sites"]), "dropped": len(record["dropped"])} | _overall(record)
 
+    def ends(self, cause: str, site: str = "") -> None:
+        """FLARE ends the run, now, because of that, and because of that site where it is one."""
+        at = self._waits or self._facts
+        where = f" in round {at['round']}, {at['phase']}" if at else ""
+        self._cause, self._culprit = f"{cause}{where}", site
+
     def content(self, status: str = RUNNING, reason: str = "") -> dict[str, Any]:
         """All fields, as the file and FLARE's console have them."""
         seconds = self._now() - self._began
+        sites = self._sites
         fields: dict[str, Any] = {"schema": SCHEMA, "status": status, "reason": rounded(reason), **self._facts}
         fields["seconds"] = round(seconds, 1)
         if status == RUNNING and self._done:
             fields["seconds_left"] = round(seconds / self._done * self._left, 1)
         fields["updated"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        for name, told in (("under_way", self._waits), ("sites", self._sites)):
+        if self._cause and status != FINISHED:
+            fields["cause"] = self._cause
+            if self._culprit in sites:
+                sites = {**sites, self._culprit: {**sites[self._culprit], "state": PROCESS_FAILED}}
+        for name, told in (("under_way", self._waits), ("sites", sites)):
             if told:
                 fields[name] = told
         fields |= self._told

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedvlp.core.method import SiteHooks, overridden
+from fedvlp.core.method import Method, SiteHooks, overridden
 from fedvlp.core.metric_keys import PROCESSOR_SECONDS
 from fedvlp.core.types import EVALUATE, GROUPS, group
 from fedvlp.core.validate import require
+from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.fitting import fitted
 from fedvlp.run.metrics import Record
 
 ENCODER = "encoder"
@@ -93,22 +98,58 @@ def terms(experiment: Experiment) -> Terms:
     )
 
 
-def like(experiment: Experiment, other: Experiment) -> Experiment:
+def like(experiment: Experiment, other: Experiment, folder: Path = Path("RUN")) -> Experiment:
     """The method of ``experiment`` on everything else that ``other`` has: records, model, start, training, rounds.
 
     It weights sites as ``other`` does and takes as many steps in a mean round, those of all phases together, as whole
-    steps allow, so it is on equal terms on the second axis of a comparison. Raises ValueError for a method of several
-    phases, of which nobody can say how it would share these steps.
+    steps allow, so it is on equal terms on the second axis of a comparison. ``folder``: that of ``other``, for what to
+    type. Raises ValueError where ``other`` takes no steps, and for a method of several phases, of which nobody can say
+    how it would share the steps.
     """
-    method, wanted = experiment.method, terms(other).total
+    method, instead = experiment.method, on_records_of(experiment.name, other, folder)
+    require(
+        other.takes_steps,
+        f"--like: {other.name} takes no optimiser step, and on its terms {experiment.name} would take none and learn "
+        f"nothing; give it steps of its own: {instead}",
+    )
+    wanted = terms(other).total
     require(
         len(method.phases(0)) == 1,
-        f"{experiment.name} has the phases {', '.join(method.phases(0))}; set their steps with --set instead",
+        f"--like: nobody can say how {experiment.name} would share {wanted:g} steps a round between its phases "
+        f"{', '.join(method.phases(0))}; set them: {instead} --set rounds.rounds={other.rounds.rounds}"
+        f"{_shared_steps(method, wanted)}",
     )
     warm_ups = 1 / other.rounds.rounds if other.training.optimizer_state == "keep" else 1  # in a round
     own = min(range(math.ceil(wanted) + 1), key=lambda own: abs(own + warm_ups * other.training.made_up(own) - wanted))
     method = replace(method, local_steps=own, weighting=other.method.weighting)
     return replace(other, name=experiment.name, method=method, extra=experiment.extra)
+
+
+def _shared_steps(method: Method, wanted: float) -> str:
+    """The settings by which a method shares so many steps as its preset does, at least one for each of its phases."""
+    own = {field.name: getattr(method, field.name) for field in fields(method) if field.name.endswith("_steps")}
+    share = wanted / max(1, sum(method.steps(phase) for phase in method.phases(0)))
+    return "".join(f" --set method.{name}={max(1, round(share * count))}" for name, count in own.items() if count)
+
+
+def on_records_of(preset: str, other: Experiment, folder: Path) -> str:
+    """The command of a preset on the records of the run in ``folder``, partitioned as there, with the model and seed of that.
+
+    What ``other`` has as its own preset has it is left out; of a preset that is not known here, the seed alone is not.
+    """
+    words = ["fedvlp", "simulate", preset, "--data", f"run:{folder}"]
+    try:
+        own = fitted(replace(presets.get(other.name), data=other.data)).pinned()
+    except ValueError:
+        return shlex.join([*words, "--seed", str(other.rounds.seed)])
+    if other.rounds.seed != own.rounds.seed:
+        words += ["--set", f"rounds.seed={other.rounds.seed}"]
+    if type(own.model) is type(other.model):
+        for field in fields(own.model):
+            value = getattr(other.model, field.name)
+            if value != getattr(own.model, field.name):
+                words += ["--set", f"model.{field.name}={value if isinstance(value, str) else json.dumps(value)}"]
+    return shlex.join(words)
 
 
 def processor_seconds(history: Sequence[Record]) -> float:

@@ -11,7 +11,6 @@ import numpy as np
 
 from fedvlp.core.method import Method
 from fedvlp.data.cohort import Cohort
-from fedvlp.data.sources.retina import NAMES as EYE_FINDINGS
 from fedvlp.data.synthetic.cases import FINDINGS
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation.linear_probe import LBFGS
@@ -26,6 +25,7 @@ from fedvlp.run.site_sources import SiteSources
 from studies.claims.cell_results import Figures
 from studies.claims.heads import Downstream
 from studies.claims.ledger import seeded
+from studies.collections.retina import NAMES as EYE_FINDINGS
 from studies.reproduce import measures
 from studies.reproduce.experiments.records import (
     MODEL,

@@ -11,18 +11,19 @@ import numpy as np
 
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources import SOURCES
-from fedvlp.data.sources.creamfl_collections import CreamFLSource
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
-from fedvlp.methods import FedFed, FedSM
+from fedvlp.methods import FedSM
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.multimodal import MultimodalConfig
-from fedvlp.objectives.mae import MAEConfig
 from fedvlp.run import presets
 from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.fitting import with_paths
 from studies.claims.cell_results import Figures
+from studies.collections.creamfl_collections import CreamFLSource
 from studies.reproduce.table import PAPER, Size
+from studies.rivals import FedFed
+from studies.rivals.mae import MAEConfig
 
 Cells = dict[str, Experiment]
 """Name of a cell -> its experiment."""

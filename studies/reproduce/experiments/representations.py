@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from fedvlp.data.sources.creamfl_collections import FOLDERS as COLLECTIONS
-from fedvlp.data.sources.creamfl_collections import CreamFLSource
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
 from fedvlp.run import presets
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.fitting import fitted
 from studies.claims.ledger import seeded
+from studies.collections.creamfl_collections import FOLDERS as COLLECTIONS
+from studies.collections.creamfl_collections import CreamFLSource
 from studies.reproduce import measures
 from studies.reproduce.experiments.records import MODEL, most_steps, on_data, source, with_public
 from studies.reproduce.table import DEMO, PAPER, SMALLEST, Size, Study

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.cases import cases
+from support.laboratory import OUR_SOURCES, SOURCES
 from support.published import COLLECTIONS, chexpert_row, film, openi_of_kaggle, table
 
 from fedvlp.data import images
-from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.listed import by_patient
 from fedvlp.data.sources.openi import OpenISource
-from fedvlp.data.sources.retina import BRSETSource, MBRSETSource
 from fedvlp.data.sources.tabular import CheXpertSource, COVIDxSource, NIHSource
+from studies.collections.retina import BRSETSource, MBRSETSource
 
 ITEMS = {
     "mimic_cxr": "mimic-cxr-2.0.0-metadata.csv, mimic-cxr-2.0.0-split.csv, mimic-cxr-2.0.0-chexpert.csv, files",
@@ -66,7 +66,7 @@ def test_every_published_source_has_a_fixture() -> None:
     assert COLLECTIONS.keys() == ITEMS.keys() == USED.keys() == SOURCES.keys() - {"table"}
 
 
-@pytest.mark.parametrize("name", COLLECTIONS)
+@pytest.mark.parametrize("name", cases(COLLECTIONS, often=OUR_SOURCES))
 def test_a_collection_is_read_from_its_folder_with_its_images(name: str, tmp_path: Path) -> None:
     """Every record has an image, but for texts, and no name of a record or a patient comes out."""
     cohort, summary = at(name, tmp_path / "root").prepare()
@@ -126,7 +126,7 @@ PARTIAL = ("mimic_cxr", "nih_cxr14", "chexpert", "rsna", "siim", "candid_ptx", "
            "padchest", "chexpert_plus", "vindr_cxr", "brset")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", cases(PARTIAL, often=("mimic_cxr", "chexpert", "siim", "openi", "vqa_v2", "brset")))
+@pytest.mark.parametrize("name", cases(PARTIAL, often=("mimic_cxr", "chexpert", "siim", "openi")))
 def test_a_part_of_a_collection_is_taken_with_the_share_that_its_refusal_names(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,10 @@ from support.films import MAE, MODEL, SIDE, Films, drawn, model
 from torch import Tensor, nn
 
 from fedvlp.core.types import VLOutput
-from fedvlp.objectives import MAEConfig
-from fedvlp.objectives.mae import masked_error, patchify
+from studies.rivals import MAEConfig
+from studies.rivals.mae import masked_error, patchify
+
+pytestmark = pytest.mark.slow(seconds=5)
 
 FILM = torch.arange(16, dtype=torch.float64).view(1, 1, 4, 4)  # patches of 2 x 2: [0 1 4 5] [2 3 6 7] [8 9 ..] ..
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State, Update
 from fedvlp.methods.ensemble import GLOBAL, trainer
-from fedvlp.methods.fedmd import FedMD
 from fedvlp.methods.math.contrast import best_is_own, opposite
+from studies.rivals.fedmd import FedMD
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fedvlp.core.seeds import seeded
 from fedvlp.core.types import Batch
-from fedvlp.objectives.views import OnTwoViews, TwoViews, mlp
+from studies.rivals.views import OnTwoViews, TwoViews, mlp
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fedvlp.core.client import PREDICTOR, Client
 from fedvlp.core.types import State
 from fedvlp.core.validate import require
-from fedvlp.methods.local_target import DIVERGENCE, LocalTarget, divergence
+from studies.rivals.local_target import DIVERGENCE, LocalTarget, divergence
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,11 @@ from torch import Tensor
 from fedvlp.core.client import Client
 from fedvlp.core.types import Batch, Broadcast
 from fedvlp.methods import FedAvg
-from fedvlp.objectives import ConVIRTConfig, NTXentConfig
-from fedvlp.objectives.views import jittered, random_crops
+from fedvlp.objectives import ConVIRTConfig
+from studies.rivals import NTXentConfig
+from studies.rivals.views import jittered, random_crops
+
+pytestmark = pytest.mark.slow(seconds=5)
 
 
 def ramp(count: int, size: int = 32) -> Tensor:

@@ -12,8 +12,11 @@ from support.films import BYOL, MAE, NT_XENT, sites, world
 from support.toy import ADAMW, Fuse, World, forked, same_bytes
 
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool
-from fedvlp.methods import FedAvg, FedDRA, FedEMA, FedU, FedX
+from fedvlp.methods import FedAvg, FedDRA
 from fedvlp.run.presets import PRESETS
+from studies.rivals import FedEMA, FedU, FedX
+
+pytestmark = pytest.mark.slow(seconds=5)
 
 CASES = {
     "fedu": (FedU(local_steps=2), BYOL),

@@ -16,7 +16,7 @@ from torch import Generator, Tensor, nn
 
 from fedvlp.core.seeds import seeded
 from fedvlp.core.types import Batch
-from fedvlp.objectives.views import OnViews, SelfSupervised
+from studies.rivals.views import OnViews, SelfSupervised
 
 
 def patchify(images: Tensor, side: int) -> Tensor:

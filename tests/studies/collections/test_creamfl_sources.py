@@ -11,15 +11,6 @@ from support.published import ag_news, cifar100, karpathy
 
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.partition import class_codes
-from fedvlp.data.sources.captions_and_classes import (
-    TOPICS,
-    AGNewsSource,
-    Captions,
-    Cifar100Source,
-    CocoCaptionsSource,
-    Flickr30kSource,
-)
-from fedvlp.data.sources.creamfl_collections import JoinedSource
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import CreamFL
 from fedvlp.models.dual_encoder import ModelConfig
@@ -27,6 +18,17 @@ from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.training.settings import Training
+from studies.collections.captions_and_classes import (
+    TOPICS,
+    AGNewsSource,
+    Captions,
+    Cifar100Source,
+    CocoCaptionsSource,
+    Flickr30kSource,
+)
+from studies.collections.creamfl_collections import JoinedSource
+
+pytestmark = pytest.mark.slow(seconds=5)
 
 SIZE = 36
 

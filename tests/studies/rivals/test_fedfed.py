@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from fedvlp.core.client import EXTRA
 from fedvlp.core.types import Batch, Broadcast, Update
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import FedAvg, FedFed
+from fedvlp.methods import FedAvg
 from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.models.vae import DistillerConfig
 from fedvlp.objectives.convirt import ConVIRT
+from studies.rivals import FedFed
+from studies.rivals.vae import DistillerConfig
+
+pytestmark = pytest.mark.slow(seconds=5)
 
 SIDE, D = 16, 8
 MODEL = ModelConfig(embedding_dim=D, image_size=SIDE, max_tokens=8, vocabulary=64, head_hidden=16, text_layers=1)

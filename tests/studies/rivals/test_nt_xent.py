@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedvlp.core.types import VLOutput
-from fedvlp.objectives import NTXentConfig
 from fedvlp.objectives.convirt import info_nce
-from fedvlp.objectives.nt_xent import nt_xent
+from studies.rivals import NTXentConfig
+from studies.rivals.nt_xent import nt_xent
+
+pytestmark = pytest.mark.slow(seconds=5)
 
 
 def vectors(rows: int, seed: int, d: int = 5) -> Tensor:

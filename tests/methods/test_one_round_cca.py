@@ -1,4 +1,4 @@
-"""FedCCA: the closed form by hand, pooled records in place of moments, and what the tower's own space keeps."""
+"""OneRoundCCA: the closed form by hand, pooled records in place of moments, and what the tower's own space keeps."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import State, Update
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import FedCCA
-from fedvlp.methods.fedcca import CROSS, IMAGE, IMAGE_MEAN, MOMENTS, TEXT, TEXT_MEAN, heads, moments
+from fedvlp.methods import OneRoundCCA
+from fedvlp.methods.one_round_cca import CROSS, IMAGE, IMAGE_MEAN, MOMENTS, TEXT, TEXT_MEAN, heads, moments
 from fedvlp.run.presets import get
 
 ONE = Rounds(rounds=1, evaluate_every=0)
@@ -34,7 +34,7 @@ def close(name: str, seen: Tensor, expected: Tensor, limit: float) -> None:
     torch.testing.assert_close(seen, expected, atol=limit, rtol=limit, msg=lambda text: f"{name}: {text}")
 
 
-def solved(method: FedCCA, image: Tensor, text: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+def solved(method: OneRoundCCA, image: Tensor, text: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """What the heads make of image [n, W] and text [n, V], of whose moments they were made."""
     x, t, n = image - image.mean(0), text - text.mean(0), len(image)
     mean = {IMAGE_MEAN: image.mean(0), TEXT_MEAN: text.mean(0), IMAGE: x.T @ x / n, TEXT: t.T @ t / n}
@@ -56,7 +56,7 @@ def test_two_numbers_by_hand() -> None:
         IMAGE: torch.diag(torch.tensor([4.0, 1.0])), TEXT: torch.diag(torch.tensor([9.0, 1.0])),
         CROSS: torch.tensor([[3.0, 0.0], [0.0, 0.0]]),
     }  # fmt: skip
-    state = heads(FedCCA(image_ridge=0.1, text_ridge=0.1), mean, linear(1, 2, 2))
+    state = heads(OneRoundCCA(image_ridge=0.1, text_ridge=0.1), mean, linear(1, 2, 2))
     sign = math.copysign(1, float(state["image_head.0.weight"][0, 0]))
     expected = {
         "image_head.0.weight": [[0.5, 0.0]], "image_head.0.bias": [-0.5],
@@ -74,7 +74,7 @@ def test_canonical_variables_correlate_as_the_theory_says() -> None:
     common, noise = torch.randn(400, 3, generator=draw), torch.randn(400, 9, generator=draw)
     image = torch.cat([common, noise[:, :3]], 1) @ torch.randn(6, 6, generator=draw)
     text = torch.cat([common + noise[:, 3:6], noise[:, 6:8]], 1) @ torch.randn(5, 5, generator=draw)
-    x, t = solved(FedCCA(image_ridge=1e-9, text_ridge=1e-9), image.double(), text.double(), 5)
+    x, t = solved(OneRoundCCA(image_ridge=1e-9, text_ridge=1e-9), image.double(), text.double(), 5)
     both = torch.corrcoef(torch.cat([x, t], 1).T)
     own, across = both[:5, :5], both[:5, 5:]
     torch.testing.assert_close(own, torch.eye(5), atol=1e-3, rtol=0)
@@ -90,7 +90,7 @@ def test_moments_of_sites_give_what_all_their_records_give() -> None:
     for index, site in enumerate(sites.values()):
         image, text = site.content["train"]
         site.content["train"] = image + 10 * index, text - 10 * index
-    world = World(FedCCA(), sites, rounds=ONE)
+    world = World(OneRoundCCA(), sites, rounds=ONE)
     server = world.run()
     toy, seen = Toy(0).eval(), []
     for name in "abc":
@@ -101,7 +101,7 @@ def test_moments_of_sites_give_what_all_their_records_give() -> None:
     m_x, m_t = ((counts[:, None] * torch.stack([one[i] for one in seen])).sum(0) / 36 for i in (0, 1))
     x, t = (torch.cat([one[i] for one in seen]).double() for i in (2, 3))
     mean = {IMAGE_MEAN: m_x, TEXT_MEAN: m_t, IMAGE: x.T @ x / 36, TEXT: t.T @ t / 36, CROSS: x.T @ t / 36}
-    expected = heads(FedCCA(), {name: t.detach() for name, t in mean.items()}, server.state)
+    expected = heads(OneRoundCCA(), {name: t.detach() for name, t in mean.items()}, server.state)
     for name, tensor in expected.items():  # rounding of float32 moments under a ridge of 1e-3: relative 6e-8 / 1e-3
         close(name, server.state[name], tensor, 1e-3)
 
@@ -111,7 +111,7 @@ def test_the_order_and_number_of_sites_that_hold_the_records_do_not_count() -> N
     image, text = pairs(5, 16).content["train"]
     twice = Pairs(torch.cat([image, image]), torch.cat([text, text]))
     once = {"a": Pairs(image, text), "b": Pairs(image, text)}
-    one, two = (World(FedCCA(), sites, rounds=ONE).run().state for sites in ({"a": twice}, once))
+    one, two = (World(OneRoundCCA(), sites, rounds=ONE).run().state for sites in ({"a": twice}, once))
     for name, tensor in one.items():
         close(name, two[name], tensor, 1e-3)
 
@@ -120,7 +120,7 @@ def test_the_towers_own_space_is_kept_beside_the_canonical_variables() -> None:
     """Image vectors hold the tower's features beside the canonical variables, and one constant; reports have zeros."""
     draw = torch.Generator().manual_seed(1)
     image, text = torch.randn(30, 6, generator=draw).double(), torch.randn(30, 4, generator=draw).double()
-    x, t = solved(FedCCA(tower=2.0), image, text, 6 + 1 + 3)
+    x, t = solved(OneRoundCCA(tower=2.0), image, text, 6 + 1 + 3)
     assert not t[:, 3:].any()
     own = x[:, 3:-1]
     torch.testing.assert_close(own.square().sum(1).mean().sqrt(), torch.tensor(2.0), atol=1e-5, rtol=0)
@@ -130,21 +130,21 @@ def test_the_towers_own_space_is_kept_beside_the_canonical_variables() -> None:
 
 
 def test_later_rounds_train_from_the_closed_form() -> None:
-    closed = World(FedCCA(local_steps=0), training=ADAMW, rounds=ONE).run().state
-    still = World(FedCCA(local_steps=0), training=ADAMW, rounds=Rounds(rounds=3, evaluate_every=0)).run().state
+    closed = World(OneRoundCCA(local_steps=0), training=ADAMW, rounds=ONE).run().state
+    still = World(OneRoundCCA(local_steps=0), training=ADAMW, rounds=Rounds(rounds=3, evaluate_every=0)).run().state
     same_bytes(still, closed)
-    trained = World(FedCCA(local_steps=2), training=ADAMW, rounds=Rounds(rounds=2, evaluate_every=0)).run().state
+    trained = World(OneRoundCCA(local_steps=2), training=ADAMW, rounds=Rounds(rounds=2, evaluate_every=0)).run().state
     assert differs(trained, closed)
 
 
 def test_records_that_are_all_equal_align_nothing_and_stay_finite() -> None:
     ones = Pairs(torch.ones(4, 6), torch.ones(4, 5))
-    state = World(FedCCA(), {"a": ones}, rounds=ONE).run().state
+    state = World(OneRoundCCA(), {"a": ones}, rounds=ONE).run().state
     assert all(torch.isfinite(tensor).all() for tensor in state.values())
 
 
 def test_a_site_without_reports_says_that_it_has_no_pairs() -> None:
-    site = World(FedCCA()).site("a")
+    site = World(OneRoundCCA()).site("a")
     site.client.data.modalities = ("image",)  # type: ignore[misc]
     with pytest.raises(SiteError, match="a: its records lack images or reports"):
         moments(site.client)
@@ -152,34 +152,34 @@ def test_a_site_without_reports_says_that_it_has_no_pairs() -> None:
 
 def test_a_site_without_training_records_weighs_nothing() -> None:
     server = Server(("a", "b"), Toy(0).state_dict(), phase=MOMENTS)
-    sent = moments(World(FedCCA()).site("a").client)
+    sent = moments(World(OneRoundCCA()).site("a").client)
     nothing = {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
     stream = [Update("a", 0, MOMENTS, 8, sent), Update("b", 0, MOMENTS, 0, nothing)]
-    aggregate(FedCCA(), server, stream, MOMENTS)
+    aggregate(OneRoundCCA(), server, stream, MOMENTS)
     alone = Server(("a",), Toy(0).state_dict(), phase=MOMENTS)
-    aggregate(FedCCA(), alone, stream[:1], MOMENTS)
+    aggregate(OneRoundCCA(), alone, stream[:1], MOMENTS)
     same_bytes(server.state, alone.state)
 
 
 def test_heads_that_are_not_linear_are_refused() -> None:
-    experiment = get("fedcca-real")
+    experiment = get("one-round-cca-real")
     with pytest.raises(ValueError, match="head_hidden is 256"):
         replace(experiment, model=replace(experiment.model, head_hidden=256))
 
 
 def test_noised_moments_are_clipped_as_one_and_still_give_heads() -> None:
     """The Gaussian mechanism of a site covers all five; noise that leaves covariances indefinite breaks nothing."""
-    sent = moments(World(FedCCA()).site("a").client)
+    sent = moments(World(OneRoundCCA()).site("a").client)
     length = change_norms(sent, {})[BESIDE]
     shortened = clip_and_noise(sent, {}, clip=length / 2, noise_multiplier=1e-9)
-    noised = heads(FedCCA(), clip_and_noise(sent, {}, clip=length, noise_multiplier=1.0), linear(2, 4, 4))
+    noised = heads(OneRoundCCA(), clip_and_noise(sent, {}, clip=length, noise_multiplier=1.0), linear(2, 4, 4))
     assert change_norms(shortened, {})[BESIDE] == pytest.approx(length / 2, rel=1e-5)
     assert all(tensor.isfinite().all() for tensor in noised.values())
 
 
 def test_moments_of_a_site_that_sends_too_much_are_shortened() -> None:
     """Three sites are honest; the moments of a fourth, times a million, weigh no more than five of an honest one."""
-    honest = [moments(World(FedCCA()).site(name).client) for name in "abc"]
+    honest = [moments(World(OneRoundCCA()).site(name).client) for name in "abc"]
     sent = [*honest, {name: 1e6 * tensor for name, tensor in honest[0].items()}]
     stream = [Update(site, 0, MOMENTS, 8, state) for site, state in zip("abcd", sent, strict=True)]
     lengths = [change_norms(update.state, {})[BESIDE] for update in bounded(stream, lambda site: {}, times=5)]

@@ -12,7 +12,7 @@ import numpy as np
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.partition import dirichlet_partition
 from fedvlp.data.screening import DataSource, Screened, Source, screen_all
-from fedvlp.data.sources.captions_and_classes import AGNewsSource, Cifar100Source, CocoCaptionsSource, Flickr30kSource
+from studies.collections.captions_and_classes import AGNewsSource, Cifar100Source, CocoCaptionsSource, Flickr30kSource
 
 if TYPE_CHECKING:
     from typing_extensions import Self

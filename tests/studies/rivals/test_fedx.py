@@ -15,10 +15,12 @@ from torch.nn import functional as F
 
 from fedvlp.core.client import Client
 from fedvlp.core.types import Batch, Broadcast
-from fedvlp.methods import FedAvg, FedX
-from fedvlp.methods.fedx import relation
-from fedvlp.objectives import BYOLConfig
-from fedvlp.objectives.nt_xent import nt_xent
+from fedvlp.methods import FedAvg
+from studies.rivals import BYOLConfig, FedX
+from studies.rivals.fedx import relation
+from studies.rivals.nt_xent import nt_xent
+
+pytestmark = pytest.mark.slow(seconds=5)
 
 PREDICTING = replace(NT_XENT, predictor=True)
 

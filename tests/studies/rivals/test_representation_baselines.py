@@ -12,11 +12,14 @@ from support.toy import SGD, Pairs, World, aggregate, clone, differs, pairs, sam
 
 from fedvlp.core.types import Broadcast, Update, VLOutput
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import FedAvg, FedET, FedGEMS, FedIoT, FedMD
+from fedvlp.methods import FedAvg
 from fedvlp.methods.ensemble import DISTIL, GLOBAL, PUBLIC, PublicEnsemble
-from fedvlp.methods.fedmd import CONSENSUS
 from fedvlp.methods.math.contrast import representations
 from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
+from studies.rivals import FedET, FedGEMS, FedIoT, FedMD
+from studies.rivals.fedmd import CONSENSUS
+
+pytestmark = pytest.mark.slow(seconds=5)
 
 STEPS: dict[str, Any] = {"local_steps": 2, "local_epochs": 1, "server_steps": 2}
 

@@ -9,7 +9,7 @@ import torch
 from fedvlp.core.client import Client
 from fedvlp.core.types import State
 from fedvlp.core.validate import require
-from fedvlp.methods.local_target import DIVERGENCE, LocalTarget, divergence
+from studies.rivals.local_target import DIVERGENCE, LocalTarget, divergence
 
 OWN, SCALE = "own/", "scale"
 

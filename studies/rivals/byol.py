@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from fedvlp.core.client import Trainee
 from fedvlp.core.seeds import seeded
 from fedvlp.core.types import Batch
-from fedvlp.objectives.views import OnTwoViews, TwoViews, mlp
+from studies.rivals.views import OnTwoViews, TwoViews, mlp
 
 
 def regression(predicted: Tensor, target: Tensor) -> Tensor:

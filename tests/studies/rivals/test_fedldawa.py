@@ -12,8 +12,11 @@ from torch import Tensor
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State, Update
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import FedAvg, FedLDAWA
-from fedvlp.methods.fedldawa import divergence
+from fedvlp.methods import FedAvg
+from studies.rivals import FedLDAWA
+from studies.rivals.fedldawa import divergence
+
+pytestmark = pytest.mark.slow(seconds=5)
 
 NAME = "image_head.weight"
 LAYERWISE = FedLDAWA(plain_rounds=0)

@@ -12,8 +12,10 @@ import pytest
 from support.published import vqa_v2
 
 from fedvlp.data.cohort import Question
-from fedvlp.data.sources.captions_and_classes import CocoCaptionsSource
-from fedvlp.data.sources.questions_of_people import VQAv2Source
+from studies.collections.captions_and_classes import CocoCaptionsSource
+from studies.collections.questions_of_people import VQAv2Source
+
+pytestmark = pytest.mark.slow(seconds=5)
 
 QUESTIONS, ANNOTATIONS = "v2_OpenEnded_mscoco_train2014_questions.json", "v2_mscoco_train2014_annotations.json"
 

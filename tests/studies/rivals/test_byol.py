@@ -13,8 +13,10 @@ from fedvlp.core.client import TARGET, Client
 from fedvlp.core.types import Batch, Broadcast, VLOutput
 from fedvlp.methods import FedAvg, FedProx
 from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.objectives import BYOLConfig
-from fedvlp.objectives.byol import Target, regression
+from studies.rivals import BYOLConfig
+from studies.rivals.byol import Target, regression
+
+pytestmark = pytest.mark.slow(seconds=5)
 
 
 def test_the_regression_by_hand() -> None:

@@ -16,10 +16,12 @@ from fedvlp.core.method import Method
 from fedvlp.core.types import Broadcast, State
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import FedAvg, FedEMA, FedU, Local
-from fedvlp.methods.fedema import OWN, SCALE
-from fedvlp.methods.local_target import DIVERGENCE, divergence
-from fedvlp.objectives import BYOLConfig
+from fedvlp.methods import FedAvg, Local
+from studies.rivals import BYOLConfig, FedEMA, FedU
+from studies.rivals.fedema import OWN, SCALE
+from studies.rivals.local_target import DIVERGENCE, divergence
+
+pytestmark = pytest.mark.slow(seconds=5)
 
 METHODS = [FedU(local_steps=1), FedEMA(local_steps=1)]
 
