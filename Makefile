@@ -71,6 +71,7 @@ nightly: $(VENV)/tools
 	$(BIN)/python -m pytest -n 4 -m slow
 	$(GERMAN) || { mkdir -p $(LOCALES) && localedef -i de_DE -f UTF-8 $(LOCALES)/de_DE.UTF-8; }
 	umask 077 && { $(GERMAN) || export LOCPATH=$(LOCALES); } && LOCALE=de_DE.UTF-8 LC_ALL=de_DE.UTF-8 TZ=Asia/Kolkata RANDOM_ORDER=$(ORDER) $(BIN)/python -m pytest -n 2 -m "not slow"
+	REQUIRE='no Python' $(BIN)/python -m pytest tests/test_python_versions.py
 	LOCALE=C LC_ALL=C RANDOM_ORDER=$(ORDER) $(BIN)/python -m pytest -n 2 -m "not slow"
 	$(MAKE) mutants
 
@@ -97,7 +98,9 @@ golden: $(VENV)/tools
 
 # Trains the encoders that ship with fedvlp again, about five minutes of one thread, and says whether they are the same.
 towers: $(VENV)/ready
-	$(BIN)/fedvlp pretrain build/towers/tiny-pool --runs build/towers/runs --check
+	rm -rf build/towers
+	$(BIN)/fedvlp simulate tiny-pool --runs build/towers
+	$(BIN)/python studies/programs/towers.py build/towers/tiny-pool/001 build/towers/encoders
 
 # Changes guards, losses, metrics and aggregation one place at a time; what no test notices is a gap. MUTANTS are names as
 # mutmut has them, by default one of each function, another one every day of the month; "fedvlp.core.codec.*" is a module.

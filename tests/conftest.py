@@ -153,10 +153,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 SHARING = (
-    "training/test_distributed.py", "evaluation/test_distortion.py", "faults/test_consortium.py",
+    "training/test_distributed.py", "protocols/test_distortion.py", "faults/test_consortium.py",
     "flare/test_provisioned.py", "flare/test_perimeter.py", "flare/test_smoke.py", "methods/test_device.py",
-    "studies/test_cells.py", "run/test_audit.py", "cli/test_mistakes.py", "cli/test_pretrain.py",
-    "studies/test_reproduce.py", "models/export/test_monai_bundle.py",
+    "studies/test_cells.py", "run/test_audit.py", "attacks/test_measured.py", "cli/test_mistakes.py",
+    "studies/test_towers.py", "studies/test_reproduce.py", "models/export/test_monai_bundle.py",
 )  # fmt: skip
 """Files whose tests share a fixture that takes long: one worker takes them all, or all whose ids begin "<group>: "."""
 

@@ -206,7 +206,7 @@ def test_every_command_runs(tmp_path: Path) -> None:
     (test,) = [said for command, said in output.items() if "pytest" in command]
     assert "7 passed" in test
     told = "".join(said for command, said in output.items() if "runs/my-method/001" in command)
-    assert "distortion" in told
+    assert "retrieval" in told
     assert "report.html" in told
     table = (tmp_path / "my-runs" / "fedavg" / "001" / "evaluation" / "uniformity.csv").read_text().splitlines()
     assert re.fullmatch(r"site-1(,-?\d\.\d{4}){3}", table[1])

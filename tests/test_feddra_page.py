@@ -25,7 +25,7 @@ def test_the_page_is_of_this_code() -> None:
 
 def test_every_line_and_equation_of_the_docstring_is_a_step() -> None:
     docstring = FedDRA.__doc__ or ""
-    lines = re.findall(r"^ +(\d+)\. ", docstring, re.MULTILINE)
+    lines = re.findall(r"^ *(\d+)\. ", docstring, re.MULTILINE)
     assert lines == [str(number) for number in range(1, len(lines) + 1)]
     assert len(lines) >= 6
     assert {key.rstrip("abc") for key in KEYS if key.startswith("line")} == {f"line {number}" for number in lines}

@@ -12,8 +12,9 @@ import io
 import json
 import logging
 import math
+import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,7 @@ import torch
 
 from fedvlp.core.checkpoint import save_text
 from fedvlp.core.metric_keys import BYTES_DOWN, BYTES_UP
+from fedvlp.core.norm_statistics import SITE
 from fedvlp.data.cohort import digest
 from fedvlp.data.deid import Accepted
 from fedvlp.evaluation import metric_names as names
@@ -35,7 +37,6 @@ from fedvlp.run.fitting import with_paths
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
 from fedvlp.run.metrics import Record, overall
-from fedvlp.run.pretrain import machine
 from fedvlp.run.simulate import noted_cohort
 
 # The figures of finished cells, a method and a seed each, and where they are from.
@@ -43,6 +44,38 @@ from fedvlp.run.simulate import noted_cohort
 
 class NotRunError(ValueError):
     """A cell that was asked for has not been run."""
+
+
+class UnlikeError(NotRunError):
+    """Both cells have been run, and nowhere alike: their difference would be one of machines, or of starts."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a run came about, as far as its figures can show it."""
+
+    device: str  # name of the GPU that trained it; "cpu"
+    torch: str
+    begins: object  # the settings that decide what is measured before training
+    start: Figures  # what was measured then; empty where it was not
+
+
+SAME_START = 1e-3
+"""Points by which figures before training may differ: rounding, where model, records and draws are the same."""
+
+
+def alike(one: Made | None, other: Made | None) -> bool:
+    """Whether a difference of two runs is one of their methods; None: not known, as of figures from no file.
+
+    Two GPUs, or a GPU and a CPU, draw other numbers and round otherwise, and so may two releases of torch. Processors
+    do not draw otherwise. Where models begin alike by their settings, they must have measured alike before training.
+    """
+    if one is None or other is None:
+        return True
+    if (one.device, one.torch) != (other.device, other.torch):
+        return False
+    both = one.start.keys() & other.start.keys() if one.begins == other.begins else ()
+    return all(abs(one.start[name] - other.start[name]) <= SAME_START for name in both)
 
 
 @dataclass(frozen=True)
@@ -54,13 +87,37 @@ class Origin:
 
 
 class Table:
-    """The figures of the cells that are finished: (method, seed) -> name -> figure."""
+    """The figures of the cells that are finished: (method, seed) -> name -> figure.
 
-    def __init__(self, cells: Mapping[Cell, Figures], origins: Mapping[Cell, Origin] | None = None) -> None:
-        """``origins``: of the cells that were taken from files."""
-        self.cells = cells
+    A cell may have been run at several places. A difference pairs runs that are ``alike``, of the first place that has
+    such a pair, and never two others: with other seeds it would look like any difference.
+    """
+
+    def __init__(
+        self,
+        cells: Mapping[Cell, Figures],
+        origins: Mapping[Cell, Origin] | None = None,
+        made: Mapping[Cell, Made] | None = None,
+        elsewhere: Table | None = None,
+    ) -> None:
+        """``origins``: of the cells that were taken from files; ``elsewhere``: runs at other places."""
+        self._places: list[tuple[Mapping[Cell, Figures], Mapping[Cell, Made]]] = [(cells, made or {})]
+        if elsewhere:
+            self._places += elsewhere._places
         self.origins = origins or {}
-        self.seeds = sorted({seed for _, seed in cells})
+        self._gather()
+
+    def _gather(self) -> None:
+        """Notes the cells of all places: of one that was run at several, the run at the first."""
+        self.cells = {cell: figures for place, _ in reversed(self._places) for cell, figures in place.items()}
+        self.seeds = sorted({seed for _, seed in self.cells})
+
+    def of_seeds(self, kept: Callable[[int], bool]) -> Table:
+        """The table of some seeds alone."""
+        table = Table({}, self.origins)
+        table._places = [({c: figures for c, figures in cells.items() if kept(c[1])}, m) for cells, m in self._places]
+        table._gather()
+        return table
 
     def seeds_of(self, *methods: str) -> list[int]:
         """The seeds with which all of these methods have finished, at least one. Raises NotRunError."""
@@ -71,25 +128,48 @@ class Table:
 
     def values(self, method: str, figure: str) -> list[float]:
         """The figure of a method by seed. Raises NotRunError, and ValueError where a run has no such figure."""
-        return [self._value(method, seed, figure) for seed in self.seeds_of(method)]
+        return [_value(self.cells, (method, seed), figure) for seed in self.seeds_of(method)]
 
     def has(self, method: str, figure: str) -> bool:
         """Whether the runs of a method measure the figure: one without a selector has none of what it tells."""
         return any(figure in figures for (name, _), figures in self.cells.items() if name == method)
 
     def difference(self, method: str, other: str, figure: str, other_figure: str = "") -> list[float]:
-        """``method`` minus ``other``, with every seed that both have. Raises as :meth:`values`.
+        """``method`` minus ``other``, by seed, of ``paired_seeds``. Raises as these and as :meth:`values`.
 
         Of the other, ``other_figure`` where one is given.
         """
-        theirs = other_figure or figure
-        seeds = self.seeds_of(method, other)
-        return [self._value(method, seed, figure) - self._value(other, seed, theirs) for seed in seeds]
+        theirs, differences = other_figure or figure, []
+        for seed in self.paired_seeds(method, other):
+            place = self._place(method, other, seed)
+            assert place is not None
+            differences.append(_value(place, (method, seed), figure) - _value(place, (other, seed), theirs))
+        return differences
 
-    def _value(self, method: str, seed: int, figure: str) -> float:
-        if figure not in self.cells[method, seed]:
-            raise ValueError(f"claims: no figure {figure} of {method} with seed {seed}; its run did not measure it")
-        return self.cells[method, seed][figure]
+    def paired_seeds(self, method: str, other: str) -> list[int]:
+        """The seeds with which both have finished, and alike, at least one. Raises NotRunError and UnlikeError."""
+        both = self.seeds_of(method, other)
+        paired = [seed for seed in both if self._place(method, other, seed) is not None]
+        if not paired:
+            raise UnlikeError(
+                f"claims: {method} and {other} have finished with seeds {', '.join(map(str, both))}, and with none of "
+                "them on one torch and device from one start; run one of them again where the other ran"
+            )
+        return paired
+
+    def _place(self, method: str, other: str, seed: int) -> Mapping[Cell, Figures] | None:
+        """The first place that has both cells, and runs that are alike."""
+        pair = (method, seed), (other, seed)
+        for place, made in self._places:
+            if all(cell in place for cell in pair) and alike(made.get(pair[0]), made.get(pair[1])):
+                return place
+        return None
+
+
+def _value(cells: Mapping[Cell, Figures], cell: Cell, figure: str) -> float:
+    if figure not in cells[cell]:
+        raise ValueError(f"claims: no figure {figure} of {cell[0]} with seed {cell[1]}; its run did not measure it")
+    return cells[cell][figure]
 
 
 def origin(table: Table) -> str:
@@ -125,13 +205,14 @@ def measured(
 ) -> Table:
     """The figures of the cells, as ``fedvlp.run.cells.measured``; what has finished is in ``files``, too.
 
-    The runs are in ``<root>/<kind>/<seed>/<method>/``. A figure is the same whether it was measured now or read.
+    The runs are in ``<root>/<kind>/<seed>/<method>/``. A figure is the same whether it was measured now or read. What
+    a GPU trains is kept in a table of its own, and what is in the other one is paired there.
     """
-    results = CellResults(files, of.name)
-    return Table(
-        cells.measured(of.figures, wanted, root / (of.runs or of.name), jobs, said, accept_phi_risk, results),
-        results.origins,
-    )
+    on_gpu = any(one.training.torch_device().type == "cuda" for one in wanted.values())
+    here, there = (CellResults(files, of.name + end) for end in ((GPU_TABLE, "") if on_gpu else ("", GPU_TABLE)))
+    found = cells.measured(of.figures, wanted, root / (of.runs or of.name), jobs, said, accept_phi_risk, here)
+    others = {cell: load for cell, one in wanted.items() if (load := there.load(cell, one, of.figures))}
+    return Table(found, here.origins | there.origins, here.made(), Table(others, made=there.made()))
 
 
 log = logging.getLogger(__name__)
@@ -139,6 +220,9 @@ log = logging.getLogger(__name__)
 DECIMALS = 4
 LEFT_OUT = "..."
 """In place of a path."""
+
+GPU_TABLE = "-gpu"
+"""Ends the name of the table of the cells that a GPU trained."""
 
 SETTINGS, COHORT, CODE, PROCESSOR, GPU, TORCH, SECONDS = (
     "settings",
@@ -285,6 +369,26 @@ class CellResults(Results):
             for row in self.rounds.get(cell, ())
         }
 
+    def made(self) -> dict[Cell, Made]:
+        """How each cell came about."""
+        begins = {name: self._begins(name) for name in {row[SETTINGS] for row in self.cells.values()}}
+        return {
+            cell: Made(row.get(GPU, "cpu"), row.get(TORCH, ""), begins[row[SETTINGS]], self.by_round(cell).get(0, {}))
+            for cell, row in self.cells.items()
+        }
+
+    def _begins(self, settings: str) -> object:
+        """The settings before training, of any seed; None where this fedvlp does not have them.
+
+        Pooled records have the statistics of all sites where each site has its own.
+        """
+        try:
+            one = from_config(nested(self.settings[settings], "any", 0))
+        except (KeyError, ValueError):
+            return None
+        pooled = one.method.pooled and one.norm_statistics == SITE
+        return one.model, one.site_models, one.data, one.partition, one.norm_statistics, pooled
+
     def seconds(self) -> dict[str, list[float]]:
         """Method -> seconds that it took, with measuring, one for each seed that has finished."""
         by_method: dict[str, list[float]] = {}
@@ -306,6 +410,9 @@ def _write(file: Path, first: Sequence[str], rows: Sequence[Row]) -> None:
 def _texts(figures: Figures) -> Row:
     return {name: str(value) for name, value in figures.items()}
 
+
+GONE = {"args.wire.args.difference": "false", "args.wire.args.skip_unchanged": "false"}
+"""Settings that there are no longer, with the value that is how it is now: tables of before are read all the same."""
 
 OF_CELL = "of the cell"
 """In place of the seed of a cell, and of its name: settings that are one line for all seeds."""
@@ -334,6 +441,8 @@ def nested(row: Row, method: str, seed: int) -> dict[str, Any]:
     """The configuration of a cell whose settings are ``row``: the reverse of :func:`flattened`."""
     config: dict[str, Any] = {}
     for key, text in row.items():
+        if GONE.get(key) == text:
+            continue
         *groups, name = key.split(".")
         group_of = config
         for group in groups:
@@ -359,6 +468,17 @@ def spent(history: list[Record]) -> dict[str, float]:
     return {
         PHASES: sum(record["seconds"] for record in history),
         **{name: sum(record.get("bytes", {}).get(name, 0) for record in history) for name in (BYTES_DOWN, BYTES_UP)},
+    }
+
+
+def machine() -> dict[str, str]:
+    """What decides the last bits of a sum: the processor, its vector unit, and torch."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return {
+        "processor": processor or platform.machine(),
+        "simd": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
     }
 
 

@@ -41,7 +41,7 @@ def claims(
     from fedvlp.core.checkpoint import save_text
     from fedvlp.run.config import choose
     from studies.claims.cell_results import measured, origin
-    from studies.claims.ledger import PAPERS, SCENARIOS
+    from studies.claims.ledger import CLAIMS, PAPERS, SCENARIOS
     from studies.claims.page import CORRECTED, HELD, as_page, claim_rows, corrected, figure_rows, judge
     from studies.claims.scenario import cells_of, methods_of
 
@@ -71,7 +71,7 @@ def claims(
         heading, *figures = upright([("method", *one.shown), *figure_rows(judged)])
         console.print(plain_table(one.name, heading, figures))
         console.print(origin(table), highlight=False)
-    every = corrected(every)
+    every = corrected(every, CLAIMS)
     for judged in every:
         console.print(plain_table(f"claims, {judged.scenario.name}", CORRECTED, claim_rows(judged), right=False))
     runs.mkdir(parents=True, exist_ok=True)

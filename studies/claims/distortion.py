@@ -6,10 +6,9 @@ import csv
 from pathlib import Path
 from statistics import fmean
 
-from fedvlp.evaluation.distortion import MEAN
-from fedvlp.run.evaluate import Choices, distort
 from fedvlp.run.folder import RunFolder
 from studies.claims.cell_results import Figures
+from studies.protocols.distortion import MEAN, Retrained, distort
 
 PLAIN, OWN = "plain", "own"
 """How a site trains the shared model for one more round: as FedAvg does, or as the run's own method does."""
@@ -36,7 +35,7 @@ def of_run(folder: RunFolder) -> Figures:
     """All figures of a finished run. FedAvg's own training is the plain one."""
     figures: Figures = {}
     for way in (PLAIN, OWN):
-        figures |= of_table(distort(folder, Choices(own=way == OWN))[0], way)
+        figures |= of_table(distort(folder, Retrained(own=way == OWN))[0], way)
     return figures
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -731,4 +732,7 @@ SCENARIOS = {
 }
 """By name."""
 
-PAPERS = tuple(dict.fromkeys(claim.paper for scenario in SCENARIOS.values() for claim in scenario.claims))
+CLAIMS = Counter(claim.paper for scenario in SCENARIOS.values() for claim in scenario.claims)
+"""Paper -> how many claims of it are judged: the family of Holm's correction, whichever of them have run."""
+
+PAPERS = tuple(CLAIMS)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from fedvlp.evaluation.intervals import Interval, holm, over_seeds
 from fedvlp.report import html
-from studies.claims.cell_results import NotRunError, Table, origin
-from studies.claims.scenario import UNDECIDED, Claim, Precondition, Scenario, p_value, verdict
+from studies.claims.cell_results import NotRunError, Table, UnlikeError, origin
+from studies.claims.scenario import FAILS, HOLDS, UNDECIDED, Claim, Precondition, Scenario, p_value, verdict
 
-INVALID, MISSING = "not ranked", "not run"
-"""The verdict where a precondition of the scenario does not hold, and where no seed has both methods."""
+INVALID, MISSING, UNLIKE = "not ranked", "not run", "no verdict: run on unlike machines"
+"""The verdict where a precondition of the scenario does not hold, and where no seed has both methods, or both alike."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,13 @@ class Outcome:
     measured: Interval | None  # None: no seed has both methods
     seeds: int
     verdict: str  # by its own interval
-    p: float | None = None  # of the paired differences; None: not ranked, not run, or one seed
+    p: float | None = None  # of the paired differences; None: not run, or one seed
     corrected: str = ""  # the verdict after Holm's correction over all claims of its paper; "": nothing to correct
+
+    @property
+    def ranked(self) -> bool:
+        """Whether there is a verdict."""
+        return self.verdict in (HOLDS, FAILS, UNDECIDED)
 
 
 @dataclass(frozen=True)
@@ -55,32 +60,39 @@ def _checked(condition: Precondition, table: Table) -> bool | None:
 def _outcome(claim: Claim, table: Table, valid: bool) -> Outcome:
     try:
         differences = table.difference(claim.method, claim.other, claim.figure, claim.other_figure)
+    except UnlikeError:
+        return Outcome(claim, None, 0, UNLIKE)
     except NotRunError:
         return Outcome(claim, None, 0, MISSING)
     measured = over_seeds(differences)
-    if not valid:
-        return Outcome(claim, measured, len(differences), INVALID)
-    return Outcome(claim, measured, len(differences), verdict(measured), p_value(differences))
+    said = verdict(measured) if valid else INVALID
+    return Outcome(claim, measured, len(differences), said, p_value(differences))
 
 
-def corrected(every: Sequence[Results]) -> list[Results]:
-    """The same with the verdicts after Holm's correction: the claims of a paper, of all scenarios, are one family."""
+def corrected(every: Sequence[Results], claims: Mapping[str, int] | None = None) -> list[Results]:
+    """The same with the verdicts after Holm's correction: the claims of a paper, of all scenarios, are one family.
+
+    The family is what the ledger has: ``claims``, their number by paper. One that is not ranked, or has not run, stays
+    in it, as one that shows nothing; else a scenario that fails would make the others' claims easier.
+    """
     family: dict[str, list[float]] = {}
     for results in every:
         for one in results.outcomes:
-            if one.p is not None:
-                family.setdefault(one.claim.paper, []).append(one.p)
-    adjusted = {paper: dict(zip(values, holm(values), strict=True)) for paper, values in family.items()}
+            family.setdefault(one.claim.paper, []).append(1.0 if one.p is None else one.p)
+    adjusted = {}
+    for paper, values in family.items():
+        whole = values + [1.0] * ((claims or {}).get(paper, 0) - len(values))
+        adjusted[paper] = dict(zip(whole, holm(whole), strict=True))
 
     def judged(one: Outcome) -> Outcome:
-        if one.p is None:
+        if one.p is None or not one.ranked:
             return one
         return replace(one, corrected=one.verdict if adjusted[one.claim.paper][one.p] < 0.05 else UNDECIDED)
 
     return [replace(results, outcomes=tuple(map(judged, results.outcomes))) for results in every]
 
 
-HELD = {True: "holds", False: "DOES NOT HOLD", None: "NOT RUN"}
+HELD = {True: "holds", False: "DOES NOT HOLD", None: "NOT RUN, or on unlike machines"}
 """What is said of a precondition."""
 
 CLAIMS = ("paper", "claim", "the paper's difference", "ours [95 %]", "seeds", "verdict")
@@ -124,9 +136,11 @@ def figure_rows(results: Results) -> Iterable[tuple[str, ...]]:
 
 
 EXPLANATION = (
-    "Differences are paired by seed: both methods see the same records, splits and start. A claim holds or fails where "
-    "the 95 % interval (Student's t over seeds) leaves 0 out. After Holm: where it still does when all claims of a "
-    "paper are tested together, with 5 % for the family. A scenario whose preconditions do not hold ranks nothing."
+    "Differences are paired by seed: both methods see the same records, splits and start. Pairs of unlike runs "
+    "(another torch or device, or other figures before training) are left out, and without any other there is no "
+    "verdict. A claim holds or fails where the 95 % interval (Student's t over seeds) leaves 0 out. After Holm: where "
+    "it still does when all claims of a paper are tested together, with 5 % for the family; those that are not ranked "
+    "or have not run stay in it. A scenario whose preconditions do not hold ranks nothing."
 )
 
 

@@ -6,16 +6,30 @@ The site has it (docs/hooks.py); ``python -m studies.claims.results_page`` print
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 
 from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.intervals import over_seeds
-from studies.claims.cell_results import HEAD, CellResults, NotRunError, Table
+from studies.claims.cell_results import GPU_TABLE, HEAD, CellResults, Table, UnlikeError
 from studies.claims.ensembles import SITE_RSUM, UNTAUGHT
-from studies.claims.ledger import AVERAGE, DISPARITY, LOSSES, PAPERS, SCENARIOS, UNTRAINED, WORST
-from studies.claims.page import CORRECTED, EXPLANATION, HELD, INVALID, MISSING, Results, claim_rows, corrected, judge
+from studies.claims.ledger import AVERAGE, CLAIMS, DISPARITY, LOSSES, PAPERS, SCENARIOS, UNTRAINED, WORST
+from studies.claims.page import (
+    CORRECTED,
+    EXPLANATION,
+    HELD,
+    INVALID,
+    MISSING,
+    UNLIKE,
+    Outcome,
+    Results,
+    claim_rows,
+    corrected,
+    judge,
+)
+from studies.claims.scenario import Claim
 
 RESULTS = Path(__file__).parents[1] / "results"
 SETTLING = 100
@@ -87,7 +101,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def reported(table: Table, settling: bool = False) -> Table:
     """The cells of the seeds that are reported, or of those on which settings are chosen."""
-    return Table({cell: figures for cell, figures in table.cells.items() if (cell[1] >= SETTLING) == settling})
+    return table.of_seeds(lambda seed: (seed >= SETTLING) == settling)
 
 
 def mean(table: Table, row: str, figure: str) -> str:
@@ -99,17 +113,30 @@ def mean(table: Table, row: str, figure: str) -> str:
 
 
 def minus(table: Table, row: str, other: str, figure: str) -> str:
-    """The paired difference; "" where no seed has both rows, or the row is the other."""
-    try:
-        return "" if row == other else str(over_seeds(table.difference(row, other, figure)))
-    except (NotRunError, ValueError):
+    """The paired difference, with its seeds where some of the row's are left out.
+
+    "" where no seed has both rows, or the row is the other.
+    """
+    if row == other:
         return ""
+    try:
+        said = str(over_seeds(table.difference(row, other, figure)))
+    except UnlikeError:
+        return UNLIKE
+    except ValueError:
+        return ""
+    paired = table.paired_seeds(row, other)
+    return said if paired == table.seeds_of(row) else f"{said} ({listed(paired)})"
 
 
 def seeds(table: Table, row: str) -> str:
-    """The seeds of a row, those that follow each other as 0-4."""
-    found = table.seeds_of(row)
-    whole = found == list(range(found[0], found[-1] + 1)) and len(found) > 1
+    """The seeds of a row."""
+    return listed(table.seeds_of(row))
+
+
+def listed(found: Sequence[int]) -> str:
+    """Seeds, those that follow each other as 0-4."""
+    whole = list(found) == list(range(found[0], found[-1] + 1)) and len(found) > 1
     return f"{found[0]}-{found[-1]}" if whole else ", ".join(map(str, found))
 
 
@@ -209,23 +236,24 @@ def upright(lines: Sequence[Sequence[str]]) -> tuple[Sequence[str], Sequence[Seq
 def parts_table(table: Table) -> str:
     """What each part of FedDRA adds, the mean over the four pairs of rows that differ in it alone, by paired seeds."""
 
-    def value(left_out: Sequence[str], seed: int, figure: str) -> float:
-        row = "-".join(["feddra", *left_out])
-        cell = (row, seed) if (row, seed) in table.cells else ("fedavg", seed)  # without all three it is FedAvg
-        return table.cells[cell][figure]
+    def row(left_out: Sequence[str]) -> str:
+        if len(left_out) == len(PARTS):
+            return "fedavg"  # without all three it is FedAvg, bit for bit on a CPU
+        return "-".join(["feddra", *(part for part in PARTS if part in left_out)])
 
-    both = table.seeds_of("feddra", "feddra-one-stage-no-constraint")
     lines = []
     for part, text in PARTS.items():
-        added: dict[str, list[float]] = {AVERAGE: [], WORST: []}
-        for figure, seed in product(added, both):
-            pairs = [
-                value([name for name in PARTS if name in out], seed, figure)
-                - value([name for name in PARTS if name in (*out, part)], seed, figure)
-                for out in subsets([name for name in PARTS if name != part])
-            ]
-            added[figure].append(fmean(pairs))
-        lines.append([text, *(str(over_seeds(values)) for values in added.values())])
+        pairs = [(row(out), row((*out, part))) for out in subsets([name for name in PARTS if name != part])]
+        try:
+            both = set.intersection(*(set(table.paired_seeds(*pair)) for pair in pairs))
+        except UnlikeError:
+            both = set()
+        if not both:
+            lines.append([text, UNLIKE, UNLIKE])
+            continue
+        shared = table.of_seeds(both.__contains__)
+        added = [[shared.difference(*pair, figure) for pair in pairs] for figure in (AVERAGE, WORST)]
+        lines.append([text, *(str(over_seeds(list(map(fmean, zip(*one, strict=True))))) for one in added)])
     return markdown(["what a part adds, whatever else is left out", "R@1, average", "R@1, worst site"], lines)
 
 
@@ -248,7 +276,8 @@ def round_table(results: CellResults) -> str:
         rows = [f"{row}{end}" for row in ("feddra", *rivals)]
         cells = [cell for cell in results.cells if cell[0] in rows and cell[1] < SETTLING]
         for number in after:
-            table = Table({cell: results.by_round(cell)[number] for cell in cells if number in results.by_round(cell)})
+            by_cell = {cell: results.by_round(cell)[number] for cell in cells if number in results.by_round(cell)}
+            table = Table(by_cell, made=results.made())
             if not table.has(rows[0], shown[0]):
                 continue
             line = [rows[0], str(number), seeds(table, rows[0])]
@@ -258,17 +287,18 @@ def round_table(results: CellResults) -> str:
     return markdown(head, lines)
 
 
-def machines(results: CellResults) -> str:
-    """On what the cells ran."""
-    by = sorted({", ".join(row[one] for one in ("processor", "gpu") if one in row) for row in results.cells.values()})
-    return f"{len(results.cells)} cells, run on: {'; '.join(by)}."
+def machines(name: str) -> str:
+    """On what the cells of a scenario ran."""
+    rows = [row for table in (name, name + GPU_TABLE) for row in loaded(table).cells.values()]
+    by = sorted({", ".join(row[one] for one in ("processor", "gpu") if one in row) for row in rows})
+    return f"{len(rows)} cells, run on: {'; '.join(by)}."
 
 
 def section(judged: Results) -> str:
     """All tables of a scenario."""
     scenario = judged.scenario
     results = loaded(scenario.name)
-    table, settling = judged.table, reported(figures(results), settling=True)
+    table, settling = judged.table, reported(figures(scenario.name), settling=True)
     others = compared(scenario.name, table)
     tables = [
         markdown(("precondition", ""), [(one.text, HELD[held]) for one, held in judged.preconditions]),
@@ -279,13 +309,13 @@ def section(judged: Results) -> str:
         tables += [parts_table(table), round_table(results)]
     if settling.cells:
         tables.append("Seeds on which settings were chosen:\n\n" + row_table(settling, scenario.shown, others))
-    return f"# {scenario.name}\n\n{scenario.text} {machines(results)}\n\n" + "\n".join(tables)
+    return f"# {scenario.name}\n\n{scenario.text} {machines(scenario.name)}\n\n" + "\n".join(tables)
 
 
 def teachers() -> str:
     """What CreamFL's sites together could teach its server (`programs/creamfl_teachers.py`)."""
     results = loaded("representations-teachers")
-    table = figures(results)
+    table = figures(results.name)
     shown = sorted({name for cell in table.cells.values() for name in cell})
     rows = sorted({row for row, _ in table.cells})
     decimals = {name: 2 if "cosine" in name or "weight" in name else 1 for name in shown}
@@ -301,27 +331,34 @@ def teachers() -> str:
         lines.append([row, seeds(table, row), *means, *together])
     head = ["row", "seeds", *shown, "sites together minus server", "distilled on the public set minus sites together"]
     text = "What all sites together make of a pair, and a server that is only distilled from it; sums of R@1, 5, 10."
-    return f"## representations-teachers\n\n{text} {machines(results)}\n\n" + markdown(head, lines)
+    return f"## representations-teachers\n\n{text} {machines(results.name)}\n\n" + markdown(head, lines)
 
 
+@cache
 def loaded(name: str) -> CellResults:
     """The table of a scenario."""
     return CellResults(RESULTS, name)
 
 
-def figures(results: CellResults) -> Table:
-    """Its figures, whatever code and settings they are of: ``fedvlp claims`` checks these."""
-    return Table(
-        {
-            cell: {name: float(value) for name, value in row.items() if name not in HEAD}
-            for cell, row in results.cells.items()
-        }
-    )
+def figures(name: str) -> Table:
+    """Its figures, whatever code and settings they are of: ``fedvlp claims`` checks these. A GPU's are elsewhere."""
+    elsewhere = None if name.endswith(GPU_TABLE) else figures(name + GPU_TABLE)
+    results = loaded(name)
+    cells = {
+        cell: {figure: float(value) for figure, value in row.items() if figure not in HEAD}
+        for cell, row in results.cells.items()
+    }
+    return Table(cells, made=results.made(), elsewhere=elsewhere)
+
+
+def judgements() -> list[Results]:
+    """Every scenario, judged."""
+    return corrected([judge(one, reported(figures(one.name)), PAPERS) for one in SCENARIOS.values()], CLAIMS)
 
 
 def pages() -> dict[str, str]:
     """Name of a page -> its text: "claims", which leads to the others, and one for each scenario."""
-    judged = corrected([judge(one, reported(figures(loaded(one.name))), PAPERS) for one in SCENARIOS.values()])
+    judged = judgements()
     named = {one.scenario.name: one for one in judged}
     listed = "".join(f"- [{name}]({name}.md): {one.scenario.text}\n" for name, one in named.items())
     return {"claims": f"{OPENING}\n{listed}\n{teachers()}\n{unjudged(judged)}"} | {
@@ -329,9 +366,44 @@ def pages() -> dict[str, str]:
     }
 
 
+COHORTS = {name: (name, f"{name}-distortion") for name in ("label-skew", "scanner-shift")}
+"""Heading -> the scenarios whose claims stand beside the other cohort's."""
+
+
+def verdicts(every: Sequence[Results]) -> str:
+    """Two tables of verdicts, as docs/claims.md has them: of the claims on both cohorts, and of all others.
+
+    A star: undecided after Holm's correction. A scenario that ranks none of its claims has one line.
+    """
+    named = {results.scenario.name: results for results in every}
+    sides = [[one for name in names if name in named for one in named[name].outcomes] for names in COHORTS.values()]
+    both = [(_said(one.claim), *map(starred, (one, other))) for one, other in zip(*sides, strict=True)]
+    rows = []
+    for name, results in named.items():
+        if any(name in names for names in COHORTS.values()):
+            continue
+        for one in results.outcomes:
+            rows.append((f"`{name}`", _said(one.claim), starred(one)))
+        if not any(one.ranked for one in results.outcomes):
+            last = rows[-1][-1]
+            rows = [*rows[: len(rows) - len(results.outcomes)], (f"`{name}`", "all its claims", last)]
+    return markdown(("claim", *map("`{}`".format, COHORTS)), both) + "\n" + markdown(("scenario", "claim", ""), rows)
+
+
+def _said(claim: Claim) -> str:
+    paper = {"feddra": "FedDRA", "fedrgb": "FedRGB", "creamfl": "CreamFL", "car-mfl": "CAR-MFL", "pms-fm": "PMS-FM"}
+    value = "" if claim.papers_value == "not given" else f" ({claim.papers_value.partition(' (')[0]})"
+    return f"{paper[claim.paper]}: {claim.text}{value}"
+
+
+def starred(one: Outcome) -> str:
+    """The verdict, with a star where it is undecided after Holm's correction."""
+    return one.verdict + r"\*" * (one.ranked and one.corrected != one.verdict)
+
+
 def unjudged(every: Sequence[Results]) -> str:
     """The claims without a verdict anywhere: those of scenarios, then those of none."""
-    why = {MISSING: TIME, INVALID: "a precondition does not hold"}
+    why = {MISSING: TIME, INVALID: "a precondition does not hold", UNLIKE: "run on unlike machines"}
     outcomes = [(results.scenario.name, one) for results in every for one in results.outcomes]
     known = {(one.claim.paper, one.claim.text) for _, one in outcomes if one.verdict not in why}
     rows = [
@@ -343,4 +415,4 @@ def unjudged(every: Sequence[Results]) -> str:
 
 
 if __name__ == "__main__":
-    print("\n".join(pages().values()))
+    print("\n".join([*pages().values(), verdicts(judgements())]))

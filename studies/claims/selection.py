@@ -120,7 +120,7 @@ def largest(images: Mapping[str, Tensor]) -> float:
 def retrieving(assembly: Assembly) -> Sequence[str]:
     """The sites whose training reports are all retrieved ones."""
     cohort = assembly.cohort
-    source = cohort.report_from or ("",) * len(cohort)
+    source = cohort.report_from or ((),) * len(cohort)
     sites: dict[str, bool] = {}
     for row in cohort.rows("train"):
         site = (cohort.sites or ())[row]

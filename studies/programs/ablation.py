@@ -109,7 +109,7 @@ def effects(method: str, rows: Table) -> str:
         names = {name for pair in pairs for name in pair}
         seeds = [seed for seed in rows.seeds if all((name, seed) in rows.cells for name in names)]
         if seeds:
-            shared = Table({cell: figures for cell, figures in rows.cells.items() if cell[1] in seeds})
+            shared = rows.of_seeds(seeds.__contains__)
             body.append([part, *(str(_mean_of(pairs, shared, figure)) for figure in (AVERAGE, WORST))])
     return table(["left out", "costs the average", "costs the worst"], body)
 

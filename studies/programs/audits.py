@@ -1,4 +1,4 @@
-"""Every attack of `fedvlp audit` on whole runs: what the methods give away, side by side.
+"""Every attack of `fedvlp audit` and `fedvlp attack` on whole runs: what the methods give away, side by side.
 
     python studies/programs/audits.py [--presets fedavg,feddra,...] [--seeds 0] [--invert 60] [--quick]
     python studies/programs/audits.py --presets feddra-real --seeds 0-4 [--data ../shared/data/real-cxr]
@@ -14,7 +14,7 @@ Stopped and started again, it resumes with the next run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,18 @@ from common import command_line, machine, say, table
 from real_towers import experiments
 
 from fedvlp.cli.overrides import seeds_of
-from fedvlp.evaluation.audit.canaries import MEMORISED, PLANTED, UNSEEN
 from fedvlp.evaluation.audit.gradients import GRADIENT
 from fedvlp.evaluation.audit.membership import Membership
 from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.run import audit as audits
 from fedvlp.run import presets
-from fedvlp.run.audit import Audit
-from fedvlp.run.audit_updates import SENT
+from fedvlp.run.audit import SENT, Audit
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
+from studies.attacks import measured
+from studies.attacks.canaries import MEMORISED, PLANTED, UNSEEN
+from studies.attacks.measured import Attacks
 from studies.claims.ledger import seeded
 
 ROOT = Path(__file__).parents[2]
@@ -50,19 +51,27 @@ def experiment(name: str, seed: int, data: Path, quick: bool) -> Experiment:
     return replace(chosen, rounds=replace(chosen.rounds, rounds=1)) if quick else chosen
 
 
-def audited(root: Path, chosen: Experiment, invert: float) -> Audit:
-    """The audit of the run of ``chosen`` below ``root``, which is run first where it has not finished.
+@dataclass(frozen=True)
+class Found:
+    """The audit and the attacks of one run."""
 
-    It is measured anew where films are wanted and it has none, unless sites send no weights to draw them from: such an
-    audit has no canaries either.
+    audit: Audit
+    attacks: Attacks
+
+
+def audited(root: Path, chosen: Experiment, invert: float) -> Found:
+    """The audit of the run of ``chosen`` below ``root`` and its attacks; it is run first where it has not finished.
+
+    It is attacked anew where films are wanted and it has none, unless sites send no weights to draw them from: such a
+    run has no canaries either.
     """
     folder = RunFolder.newest(root, chosen) or RunFolder.create(root, chosen)
     if not folder.model.exists():
         simulate(chosen, folder, accept_phi_risk=True)
-    there = audits.read(folder)
+    there = measured.read(folder)
     if there is None or (invert and there.canaries and not there.inversion):
-        return audits.measure(folder, invert=invert)
-    return there
+        there = measured.measure(folder, invert=invert)
+    return Found(audits.read(folder) or audits.measure(folder), there)
 
 
 def strongest(rows: Iterable[Membership]) -> str:
@@ -71,8 +80,9 @@ def strongest(rows: Iterable[Membership]) -> str:
     return f"{found.area.unsigned()} {found.attack}" if found else NOT_RUN
 
 
-def membership(found: Audit) -> list[str]:
+def membership(one: Found) -> list[str]:
     """Cells of a line: before training; scores of the model, its gradients, representations; the planted leak."""
+    found = one.audit
     model = found.of(audits.TRAINED) + found.of(audits.OWN)
     by_gradient = [row for row in model if row.attack.startswith(GRADIENT)]
     most = found.strongest()
@@ -82,13 +92,13 @@ def membership(found: Audit) -> list[str]:
         strongest(row for row in model if row not in by_gradient),
         strongest(by_gradient),
         strongest(found.of(SENT)),
-        strongest(found.of(audits.PLANTED)),
+        strongest(one.attacks.leak),
     ]
 
 
-def canaries(found: Audit) -> list[str]:
+def canaries(found: Found) -> list[str]:
     """Cells of a line: mean exposure of canaries that were not planted, among the records, and alone."""
-    of = {row.canaries: row for row in found.canaries}
+    of = {row.canaries: row for row in found.attacks.canaries}
     return [of[name].mean.unsigned(2) if name in of else NOT_RUN for name in (UNSEEN, PLANTED, MEMORISED)]
 
 
@@ -108,16 +118,16 @@ def over_runs(found: Sequence[Audit]) -> list[list[str]]:
     return lines
 
 
-def updates(found: Audit) -> list[str]:
+def updates(found: Found) -> list[str]:
     """Cells of a line: words of a step on few reports, whose update it is, films drawn from a gradient."""
-    few = [row.recovered for row in found.words if row.steps == 1]
+    few = [row.recovered for row in found.attacks.words if row.steps == 1]
     words = f"{sum(few) / len(few):.0f}" if few else NOT_RUN
-    sites = [f"{row.area.unsigned()}, {row.right:.0f} ({row.guess:.0f})" for row in found.sites]
-    films = [f"{row.cosine:.2f} ({row.other:.2f}), {row.matched} of {row.records}" for row in found.inversion]
+    sites = [f"{row.area.unsigned()}, {row.right:.0f} ({row.guess:.0f})" for row in found.attacks.sites]
+    films = [f"{row.cosine:.2f} ({row.other:.2f}), {row.matched} of {row.records}" for row in found.attacks.inversion]
     return [words, *(sites or [NOT_RUN]), *(films or [NOT_RUN])]
 
 
-TABLES: tuple[tuple[str, tuple[str, ...], Callable[[Audit], list[str]]], ...] = (
+TABLES: tuple[tuple[str, tuple[str, ...], Callable[[Found], list[str]]], ...] = (
     (
         "Membership, area in percent",
         ("records, others", "before training", "loss, cosine", "gradient", "representations sent", "planted leak"),
@@ -147,18 +157,18 @@ def main() -> None:
     options = parser.parse_args()
     say({**machine(), **vars(options)})
     seeds = seeds_of(options.seeds)
-    found: dict[tuple[str, int], Audit] = {}
+    found: dict[tuple[str, int], Found] = {}
     for name, seed in product(options.presets.split(","), seeds):
         root = options.runs / f"{'quick-' * options.quick}seed-{seed}"
         chosen = experiment(name, seed, options.data, options.quick)
         found[name, seed] = audited(root, chosen, options.invert)
-        for sentence in found[name, seed].controls():
+        for sentence in found[name, seed].audit.controls() + found[name, seed].attacks.sentences():
             say({"run": name, "seed": seed, "control": sentence})
     for title, head, cells in TABLES:
         lines = [[f"{name} {seed}", *cells(one)] for (name, seed), one in found.items()]
         print(f"\n{title}\n\n{table(['run', *head], lines)}")
     for name in options.presets.split(",") if len(seeds) > 1 else ():
-        lines = over_runs([found[name, seed] for seed in seeds])
+        lines = over_runs([found[name, seed].audit for seed in seeds])
         print(f"\n{name}, over seeds\n\n{table(['attack', *STATES.values()], lines)}")
     say(machine())
 

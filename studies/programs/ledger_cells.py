@@ -18,7 +18,8 @@ from common import command_line, say
 from fedvlp.cli.overrides import seeds_of
 from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.run.experiment import Experiment
-from studies.claims.cell_results import CellResults, Figures, NotRunError, Table, measured
+from studies.claims.cell_results import CellResults, Figures, NotRunError, Table, UnlikeError, measured
+from studies.claims.page import UNLIKE
 from studies.claims.scenario import Scenario, cells_of
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +70,7 @@ def by_round(scenario: str, table: Table, options: argparse.Namespace) -> dict[i
     for cell in table.cells:
         for number, figures in results.by_round(cell).items():
             found.setdefault(number, {})[cell] = figures
-    return {number: Table(cells) for number, cells in sorted(found.items())}
+    return {number: Table(cells, made=results.made()) for number, cells in sorted(found.items())}
 
 
 def row_name(text: str) -> str:
@@ -108,5 +109,7 @@ def less(table: Table, row: str, other: str, figure: str) -> str:
         return ""
     try:
         return str(over_seeds(table.difference(row, other, figure)))
+    except UnlikeError:
+        return UNLIKE
     except NotRunError:
         return ""

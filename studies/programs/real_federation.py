@@ -1,4 +1,4 @@
-"""A federation of real X-rays with labels and real reports of other people: the matrix of model by site.
+"""Real X-rays with other people's reports: the matrix of model by site.
 
     fedvlp towers fetch lite0 && fedvlp towers fetch minilm
     python studies/programs/real_federation.py [--data ../shared/data] [--repeats 5] [--file studies/results]
@@ -176,15 +176,19 @@ def _embedded(data: Path) -> Federation:
     model = presets.get("one-round-cca-real").model.build(0).eval()
     ready = Preprocessing(SIZE, SIZE)
     pixels = torch.cat([ready.films([str(one[5])]) for one in of_films])  # [N, 1, S, S]
-    with torch.no_grad():
-        image = torch.cat([model.encode({"image": some}).image[:, 0] for some in pixels.split(32)])
+    kept = KEPT / "images.pt"
+    if not kept.exists():
+        with torch.no_grad():
+            image = torch.cat([model.encode({"image": some}).image[:, 0] for some in pixels.split(32)])
+        torch.save(image, kept)
+    image = torch.load(kept)
     say({"features of X-rays": list(image.shape)})
     own = [one[6] for one in of_films if one[6]]
     public = OpenISource(str(data / "real-tables" / "NLMCXR_reports.tgz")).build()
     named = ~np.isnan(public.labels).all(axis=1)  # a report that was not indexed has no findings to be found by
     columns = [public.label_names.index(name) for name in COMMON]
     corpus = [report for report, kept in zip(public.reports, named, strict=True) if kept]
-    texts, reports = text_features(model, own), text_features(model, corpus)
+    texts, reports = by_length(model, own), by_length(model, corpus)
     say({"features of texts": [list(texts.shape), list(reports.shape)]})
     report = np.full(len(of_films), -1)
     report[[bool(one[6]) for one in of_films]] = np.arange(len(own))
@@ -200,6 +204,18 @@ def _embedded(data: Path) -> Federation:
         reports,
         np.nan_to_num(public.labels[named][:, columns]) == 1,
     )
+
+
+def by_length(model: Any, texts: Sequence[str]) -> Tensor:
+    """Features of texts [n, V]. Texts of about one length go together: a batch costs what its longest does."""
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    found = torch.cat([text_features(model, [texts[i] for i in some]) for some in batched(order, 64)])
+    return found[torch.tensor(order).argsort()]
+
+
+def batched(order: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Parts of at most ``size``."""
+    return [order[start : start + size] for start in range(0, len(order), size)]
 
 
 def same_pixels(patients: np.ndarray, pixels: Tensor, least: float = 0.98) -> np.ndarray:
@@ -248,7 +264,7 @@ COVID = "COVID-19"
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Moments of one site's pairs in float64: n, means, second moments about the site's own means."""
+    """Moments of one site's pairs: n, means, second moments about the site's own means."""
 
     n: float
     x: Tensor
@@ -273,16 +289,16 @@ class Model:
 
     def images(self, features: Tensor, centre: Tensor | None = None) -> Tensor:
         """Unit vectors [n, d]; ``centre``: what is taken from the features in the place of the pooled mean."""
-        return normalize((features.double() - (self.x if centre is None else centre)) @ self.a, dim=1)
+        return normalize((features - (self.x if centre is None else centre)) @ self.a, dim=1)
 
     def texts(self, features: Tensor) -> Tensor:
         """Unit vectors [n, d]."""
-        return normalize((features.double() - self.t) @ self.b, dim=1)
+        return normalize((features - self.t) @ self.b, dim=1)
 
 
 def sums_of(image: Tensor, text: Tensor, owner: Tensor) -> Sums:
     """The moments of images [n, W] and of texts [m, V] that belong to them."""
-    found = moments_of_features(image.double(), text.double(), owner)
+    found = moments_of_features(image, text, owner)  # float32: a ridge of 10 leaves nothing of its rounding
     return Sums(len(image), *(found[name] for name in (IMAGE_MEAN, TEXT_MEAN, IMAGE, TEXT, CROSS)))
 
 
@@ -483,7 +499,7 @@ class Study:
     def area(self, model: Model, site: str, rows: np.ndarray, words: str = "normal", own: bool = False) -> float:
         """Zero-shot macro AUC of a model at a site; ``own``: vectors about the site's own training mean."""
         image = self.federation.image
-        centre = image[self.fold.train[site]].double().mean(dim=0) if own else None
+        centre = image[self.fold.train[site]].mean(dim=0) if own else None
         scores = self.texts.scores(model, model.images(image[rows], centre), words)
         return area(self.federation, site, rows, scores, self.asked[site])
 
@@ -549,7 +565,7 @@ class Study:
         whole = federated(sums)
         alone = {site: solved(sums[site], settings[site][0]) for site in SITES}
         draw = torch.Generator().manual_seed(100 * self.fold.repeat + self.fold.fold)
-        random = [torch.randn(of.shape, generator=draw).double() for of in (whole.a, whole.b)]
+        random = [torch.randn(of.shape, generator=draw) for of in (whole.a, whole.b)]
         self.judge("untouched", Model(*random, whole.x, whole.t))
         for site in SITES:
             self.judge(f"{site} alone", alone[site])
@@ -611,7 +627,7 @@ class Study:
             for rows, seed in ((members, [*key, number]), (members, [*key, number, 1]), (others, [*key, number, 2])):
                 image, text, owner, _ = pairs_of(self.federation, self.draws, rows, seed)
                 both = (model.images(image)[owner] * model.texts(text)).sum(dim=1)
-                cosines.append(torch.zeros(len(rows)).double().index_add(0, owner, both) / REPORTS)
+                cosines.append(torch.zeros(len(rows)).index_add(0, owner, both) / REPORTS)
             for found, mine in ((learned, cosines[0]), (fresh, cosines[1])):
                 truth = torch.cat([torch.ones(len(mine)), torch.zeros(len(others))])
                 one = torch.ones(1, len(truth), dtype=torch.float64)
@@ -700,6 +716,7 @@ def main() -> None:
     lines: Lines = []
     placed: dict[tuple[str, int], list[float]] = {}
     for fold in folds(federation, options.repeats):
+        began = time.process_time()
         study = Study(federation, texts, fold)
         settings, sums = study.closed_forms()
         if fold.repeat < options.steps:
@@ -707,7 +724,14 @@ def main() -> None:
         lines += [(fold.repeat, fold.fold, *line) for line in study.lines]
         for key, value in study.placed.items():
             placed.setdefault(key, []).append(value)
-        say({"fold": (fold.repeat, fold.fold), FEDERATED: of(lines, FEDERATED, MEAN, "zero-shot")[-1]})
+        spent = time.process_time() - began
+        say(
+            {
+                "fold": (fold.repeat, fold.fold),
+                "processor s": spent,
+                FEDERATED: of(lines, FEDERATED, MEAN, "zero-shot")[-1],
+            }
+        )
         write(options.file, "real-federation", HEAD, ([*one[:5], f"{one[5]:.4f}"] for one in lines))
     write(options.file, "real-federation-patients", HEAD_OF_PATIENTS, patients(federation, placed))
     say(machine())
@@ -828,7 +852,7 @@ def stepped(study: Study, start: Model, method: Any, training: Training) -> Mode
     found = []
     for modality in ("image", "text"):
         of_weight, of_bias = head_of(modality, run.server.state)
-        weight, bias = run.server.state[of_weight].double(), run.server.state[of_bias].double()
+        weight, bias = run.server.state[of_weight], run.server.state[of_bias]
         found.append((weight.T, -torch.linalg.lstsq(weight, bias[:, None]).solution[:, 0]))  # the mean that it takes
     (a, x), (b, t) = found
     return Model(a, b, x, t)

@@ -25,7 +25,7 @@ import torch
 from common import command_line, machine, mean_sd, say, table
 
 from fedvlp.cli.overrides import seeds_of
-from fedvlp.core.privacy import clip_and_noise, share_of
+from fedvlp.core.privacy import clip_and_noise
 from fedvlp.core.types import Broadcast, Update
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation
@@ -113,7 +113,7 @@ def recall(experiment: Experiment, kind: str, epsilon: float, batch: int) -> tup
     def site(name: str) -> Any:
         one = assembly.site(name)
         if kind == SHARED:
-            share = share_of(site_noise, max(1, len(counts) - 2))
+            share = site_noise / max(1, len(counts) - 2) ** 0.5  # if sites shared it under encryption
             return Noised(one, share * max(counts) / one.client.data.num_train)
         return Noised(one, site_noise) if site_noise else one
 

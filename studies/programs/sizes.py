@@ -76,6 +76,9 @@ class Pairs:
     def modalities_in(self, split: str) -> tuple[str, ...]:
         return self.modalities
 
+    def report_batches(self, batch_size: int) -> None:
+        """Each has one report."""
+
     def share_images(self, share: Any) -> None:
         """They are whole."""
 

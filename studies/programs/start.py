@@ -3,7 +3,7 @@
     python studies/programs/start.py [--preset fedavg] [--seeds 3] [--rounds 4] [--workers 2] [--quick]
 
 The preset with nothing else changed; a seed draws cohort, new weights and batches and is the same for both starts. The
-shipped encoders were pre-trained on a cohort of another seed (`fedvlp pretrain`). Recall of the test split before and
+shipped encoders were pre-trained on a cohort of another seed (`make towers`). Recall of the test split before and
 after training, in batches of 32, the mean of both directions, in percent (chance 3.1 and 15.6): mean over sites, and
 the worst site; mean and standard deviation over seeds.
 """

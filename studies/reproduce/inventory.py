@@ -12,11 +12,11 @@ from typing import Any
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.labels import CHEXPERT
 from fedvlp.data.synthetic.cases import FINDINGS
-from fedvlp.evaluation.distortion import MEAN
 from fedvlp.run.config import choose
 from studies.claims import ledger, selection
 from studies.claims.ensembles import RSUM
 from studies.claims.heads import head
+from studies.protocols.distortion import MEAN
 from studies.reproduce import measures as m
 from studies.reproduce import printed
 from studies.reproduce.experiments import alignment, missing_modalities, records, representations, unlike_sites

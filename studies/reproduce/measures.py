@@ -16,19 +16,20 @@ from fedvlp.core.metric_keys import BYTES_DOWN, BYTES_UP
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.loader import SiteData
 from fedvlp.evaluation import metric_names as names
-from fedvlp.evaluation.distortion import MEAN
 from fedvlp.evaluation.retrieval import Retrieval
-from fedvlp.evaluation.vqa import VQA, vqa
 from fedvlp.models.load import load_encoders
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.evaluate import EVALUATIONS, Choices, last_server, models_at_sites, paired_sites
+from fedvlp.run.evaluate import Choices, choices_of, last_server, models_at_sites, paired_sites, zero_shot
 from fedvlp.run.experiment import Source
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import by_site, of_server
 from studies.claims import ledger, selection
 from studies.claims.cell_results import Figures, spent
 from studies.claims.ensembles import KS, RSUM
+from studies.protocols import EVALUATIONS
+from studies.protocols.distortion import MEAN
+from studies.protocols.vqa import VQA, vqa
 
 AVERAGE, WORST = ledger.AVERAGE, ledger.WORST
 AVERAGE5, WORST5 = (names.over_sites(names.recall("test", 5), kind) for kind in (names.AVERAGE, names.WORST))
@@ -183,7 +184,8 @@ class Retrained:
         figures = Alignment()(folder)
         if folder.experiment().method.pooled:
             return figures
-        table = EVALUATIONS[self.what](folder, Choices(steps=self.steps))[0]
+        choices = choices_of(EVALUATIONS[self.what])(steps=self.steps)
+        table = EVALUATIONS[self.what](folder, choices)[0]
         with table.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         by_model: dict[str, Figures] = {}
@@ -321,13 +323,11 @@ class ZeroShot:
         """The figures of a finished run."""
         experiment = folder.experiment()
         torch.set_num_threads(experiment.training.threads)
-        table = EVALUATIONS["zero-shot"](folder, Choices(classes=self.classes))[0]
+        table = zero_shot(folder, Choices(classes=self.classes))[0]
         figures = selection.of_table(table) | _accuracies(table)
         if self.alone:
             number, data, classes = self.alone
-            figures |= with_site(
-                figures, number, EVALUATIONS["zero-shot"](folder, Choices(data=data, classes=classes))[0]
-            )
+            figures |= with_site(figures, number, zero_shot(folder, Choices(data=data, classes=classes))[0])
         extra = experiment.extra
         # a selector without templates (FedSM's) was trained with what no held-out image has
         if isinstance(extra, SelectorConfig) and extra.templates:
@@ -361,7 +361,7 @@ class ElsewhereTold:
         torch.set_num_threads(folder.experiment().training.threads)
         figures: Figures = {}
         for name, data, classes in self.sets:
-            table = EVALUATIONS["zero-shot"](folder, Choices(data=data, classes=classes))[0]
+            table = zero_shot(folder, Choices(data=data, classes=classes))[0]
             measured = _accuracies(table)
             figures[deployed(name)] = measured[deployed("mean")]
             figures[spread(deployed(name))] = measured[spread(deployed("mean"))]

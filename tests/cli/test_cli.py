@@ -159,7 +159,7 @@ def test_the_command_that_goes_on_has_every_option_that_is_read_there(
     monkeypatch.setattr(stopping, "_again", [])
     monkeypatch.setattr("fedvlp.run.simulate.simulate", stop)
     values = {
-        "workers": ["--workers", "3"], "mlflow": ["--mlflow", "http://127.0.0.1:5000"],
+        "workers": ["--workers", "3"], 
         "accept_phi_risk": ["--accept-phi-risk"], "accept_phi_kind": ["--accept-phi-kind", "date"],
         "plugins": ["--plugin", str(pulled(tmp_path))],
     }  # fmt: skip

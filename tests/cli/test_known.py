@@ -55,7 +55,6 @@ REFUSED = {
     "jobs export feddrx out": "unknown preset 'feddrx'",
     "jobs rollback missing --round 1": "missing holds no run",
     "jobs status missing": "missing holds no run_status.json",
-    "pretrain out --preset feddrx": "unknown preset 'feddrx'",
     "prepare table:missing.csv --out out": "table source: 'missing.csv' is not there",
     "evaluate missing --what zero-shot": "missing holds no trained model",
     "evaluate missing --what linear-probe": "missing holds no trained model",

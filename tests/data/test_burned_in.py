@@ -14,10 +14,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedvlp.data import burned_in
+from fedvlp.data import burned_in, images
 from fedvlp.data.burned_in import ACCEPT, HEADER, SEARCH, UNSEARCHED, holds_text, may_identify
 from fedvlp.data.cache_build import SERIAL
 from fedvlp.data.images import films
+from fedvlp.data.screening import rows_used
 from fedvlp.data.sources.openi import OpenISource
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
@@ -86,10 +87,18 @@ def test_what_counts_as_text() -> None:
         ("FERREI", 45),
         ("anna", 90),
         ("4ab", 60),
+        ("WRIGHT", 90),
+        ("PORTER", 90),
+        ("CHESTER", 90),
+        ("PAPA", 90),
+        ("ERECT-FERREIRA", 90),
+        ("12:98", 65),
     ]
     none = [
         ("L", 99), ("AP", 99), ("ERECT", 95), ("ERECI", 95), ("Semi-erect", 90), ("1961", 59), ("---", 99), ("", 99),
-        ("FERREI", 44), ("FERRE", 50), ("arf", 89),
+        ("FERREI", 44), ("FERRE", 50), ("arf", 89), ("RAP", 90), ("APERECTMOBILE", 90), ("AP-PORT-SEMUPRIGHT", 67),
+        ("AP-PORT-SEMIUPRIG", 90), ("Portable,", 90), ("x-ray", 97), ("SUPINE/ICU", 90), ("LIEGEND", 90),
+        ("MOBILEAP", 90), ("decubitus", 95),
     ]  # fmt: skip
     assert [one for one in text if not may_identify(*one)] == []
     assert [one for one in none if may_identify(*one)] == []
@@ -133,6 +142,26 @@ def test_films_with_an_identity_are_left_out_and_counted(
     assert ready.summary == summary
     assert ready.cohort.fingerprint == cohort.fingerprint
     assert not [word for word in ("FERREIRA", "44711992", "1961") if word in caplog.text]
+
+
+def test_the_line_counts_by_view_and_names_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a person sees when bedside images are taken out; a table without views has no such counts."""
+    write(SyntheticCohort(sites=1, size=6, image_size=36), tmp_path)
+    with (tmp_path / "pairs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row, view in zip(rows, ["AP", "portable", "PA", "AP", "", ""], strict=True):
+        row["seen_from"] = view
+    with (tmp_path / "few.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+    monkeypatch.setattr(images, "can_search", lambda: True)
+    for column, by_view in (("seen_from", "by view: AP 2, not known 1, portable 1; "), ("", "")):
+        texts = iter([True, True, False, True, False, True])
+        monkeypatch.setattr(images, "holds_text", lambda pixels, texts=texts: next(texts))
+        source = TableSource(str(tmp_path / "few.csv"), image_size=16, max_skipped=0.9, view_column=column)
+        said = rows_used(source.prepare()[1])
+        assert f"left out: burned-in text 4 ({by_view}look at some; data.burned_in=header keeps" in said
 
 
 @needs_reader

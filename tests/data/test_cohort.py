@@ -109,7 +109,8 @@ def full(first: str, site: str, seed: int, **changes) -> Cohort:
         "reports": ("Effusion.", ""), "labels": np.array([[1, 0], [0, 1]], dtype=np.float32),
         "label_names": ("Effusion", "Edema"), "splits": np.array(["train", "test"]), "sites": (site, site),
         "images": lambda rows: pixels[rows], "fingerprint": first, "imaged": np.array([True, False]),
-        "report_from": ("", f"{first}1"), "phi": {"name": seed}, "masks": lambda rows: {"lung": pixels[rows] > 0},
+        "report_from": ((), (f"{first}1",)), "more_reports": ((), (f"{first} more",)), "phi": {"name": seed},
+        "masks": lambda rows: {"lung": pixels[rows] > 0},
         "questions": lambda rows: [() for _ in rows],
         "sentences": lambda report: [(report, np.zeros(2, dtype=np.float32))],
         "subgroups": np.array([["F"], ["M"]]), "subgroup_names": ("sex",),
@@ -124,10 +125,10 @@ def test_what_becomes_of_every_field_when_cohorts_are_joined():
     both = Cohort.concat([one, other])
     assert {f.name for f in fields(Cohort)} == {
         "ids", "patients", "studies", "reports", "labels", "label_names", "splits", "sites", "images", "fingerprint",
-        "imaged", "report_from", "phi", "private", "masks", "questions", "sentences", "channels", "subgroups",
-        "subgroup_names", "stored", "files",
+        "imaged", "report_from", "more_reports", "phi", "private", "masks", "questions", "sentences", "channels",
+        "subgroups", "subgroup_names", "stored", "files",
     }, "a new field: say below how it is joined"  # fmt: skip
-    for name in ("ids", "patients", "studies", "reports", "sites", "report_from", "stored", "files"):
+    for name in ("ids", "patients", "studies", "reports", "sites", "report_from", "more_reports", "stored", "files"):
         assert getattr(both, name) == getattr(one, name) + getattr(other, name), name
     for name in ("labels", "splits", "imaged", "subgroups"):
         assert getattr(both, name).tolist() == getattr(one, name).tolist() + getattr(other, name).tolist(), name
@@ -166,7 +167,7 @@ def test_labels_that_a_cohort_does_not_know_are_blank_and_missing_columns_stay_m
     ]
     assert both.imaged is not None
     assert both.imaged.tolist() == [True, True, True, False]
-    assert both.report_from == ("", "", "", "b1")
+    assert both.report_from == ((), (), (), ("b1",))
     assert both.sites is None
     assert Cohort.concat([one, one.take(np.array([], dtype=int))]).report_from is None
 

@@ -313,3 +313,39 @@ def test_a_batch_costs_little() -> None:
         next(stream)
         times.append(time.process_time() - start)
     assert sorted(times)[100] < 5e-3
+
+
+def several() -> SiteData:
+    """Record 0 has three reports of 2, 3 and 4 words, record 1 one of 2 words, record 2 two of 3 and 1."""
+    reports = ["a b", "a b", "a b c"]
+    made = replace(cohort(3, reports=reports), more_reports=(("a b c", "a b c d"), (), ("a",)))
+    return SiteData(made, {"train": np.arange(3), "val": np.arange(1)}, tokenize, 8)
+
+
+def test_a_step_draws_one_of_a_records_reports() -> None:
+    """Over 300 steps each of record 0's three about equally, and the batch says which of all six it is."""
+    seen: dict[tuple[int, int], int] = {}
+    words = [2, 3, 4, 2, 3, 1]
+    for batch in several().train_batches(300, 3, torch.Generator().manual_seed(0)):
+        assert "text_labels" not in batch
+        for row, number, mask in zip(batch["row"].tolist(), batch["report"].tolist(), batch["text_mask"], strict=True):
+            assert int(mask.sum()) == 1 + words[number], "its first token and its words"
+            seen[row, number] = seen.get((row, number), 0) + 1
+    assert set(seen) == {(0, 0), (0, 1), (0, 2), (1, 3), (2, 4), (2, 5)}
+    assert all(70 < seen[0, number] < 130 for number in range(3))
+    assert seen[1, 3] == 300
+
+
+def test_all_reports_are_read_once_each_with_its_record() -> None:
+    batches = list(several().report_batches(4) or ())
+    assert [batch["row"].tolist() for batch in batches] == [[0, 0, 0, 1], [2, 2]]
+    assert [batch["report"].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5]]
+    assert [(batch["text_mask"].sum(1) - 1).tolist() for batch in batches] == [[2, 3, 4, 2], [3, 1]]
+
+
+def test_records_with_one_report_draw_nothing() -> None:
+    """So that a run with one report each has the bytes that it always had."""
+    data = site(range(6))
+    assert data.report_batches(4) is None
+    (batch,) = data.train_batches(1, 6, torch.Generator())
+    assert "report" not in batch

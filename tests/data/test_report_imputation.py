@@ -70,7 +70,41 @@ def test_scores() -> None:
     assert match_scores(np.array([2, 2, 2]), codes).tolist() == [0.0, 0.0, 1.0]
     labels = np.array([[1, 0, NAN], [0, 0, 0]], dtype=np.float32)
     corpus = np.array([[1, 0, NAN], [1, 0, NAN], [0, NAN, 0]], dtype=np.float32)
-    assert [rows.tolist() for rows in best_matches(labels, corpus)] == [[0, 1], [2]]
+    assert [[tier.tolist() for tier in tiers] for tiers in best_matches(labels, corpus)] == [[[0, 1]], [[2]]]
+
+
+def test_tiers_hold_as_many_as_are_wanted_and_their_equals() -> None:
+    """{a}: itself scores 2, {a, b} 1/2, healthy 0; four more than there are gives all."""
+    corpus = np.array([[1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 0, 0], [1, 0, 1]], dtype=np.float32)
+    wanted = np.array([[1, 0, 0]], dtype=np.float32)
+
+    def tiers(count: int) -> list[list[int]]:
+        return [tier.tolist() for tier in best_matches(wanted, corpus, count)[0]]
+
+    assert tiers(2) == [[1, 3]]
+    assert tiers(3) == [[1, 3], [0, 4]]
+    assert tiers(9) == [[1, 3], [0, 4], [2]]
+
+
+def test_several_reports_of_a_record_best_first_each_once() -> None:
+    """Of {a}: "a alone" is exact; "a and b" and "a, hedged c" share 1/2 and 1; "healthy" is last."""
+    cohort = table([*CORPUS, ("site-1", "train", "", [1, 0, 0])])
+    one, three, all_of_them = (retrieve_reports(cohort, 0, count) for count in (1, 3, 9))
+    assert one.more_reports is None
+    assert one.reports[-1] == three.reports[-1] == "a alone"
+    assert three.more_reports is not None
+    assert three.more_reports[-1] == ("a, hedged c", "a and b"), "its finding present is the same: 1; then 1/2"
+    assert three.more_reports[:-1] == ((),) * 5
+    assert all_of_them.more_reports is not None
+    assert all_of_them.more_reports[-1] == ("a, hedged c", "a and b", "healthy")
+    assert three.report_from is not None
+    assert three.report_from[-1] == ("r0", "r4", "r1")
+    assert [row[1:] for row in provenance(three)] == [("r0", "exact"), ("r4", "1.000"), ("r1", "0.500")]
+    assert one.fingerprint != three.fingerprint
+    with_site = three.named_by("site-1")
+    assert with_site.report_from is not None
+    assert len(set(with_site.report_from[-1])) == 3
+    assert not set(with_site.report_from[-1]) & {"r0", "r4", "r1"}
 
 
 def experiment(seed: int = 0) -> Experiment:
@@ -96,7 +130,7 @@ def test_the_built_in_cohort_with_a_site_without_reports() -> None:
     assert {cohort.sites[row] for row in retrieved} == {"site-3"}  # type: ignore[index]
     assert len(retrieved) + len(bare) == sum(site == "site-3" for site in cohort.sites or ())
     for row in retrieved:
-        source = place[cohort.report_from[row]]
+        source = place[cohort.report_from[row][0]]
         assert cohort.reports[row] == cohort.reports[source]
         assert (cohort.sites[source], cohort.splits[source]) == (PUBLIC, "train")  # type: ignore[index]
     rows = provenance(cohort)

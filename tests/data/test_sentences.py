@@ -50,17 +50,22 @@ def data(sentences: bool = True) -> SiteData:
     return SiteData(cohort(), {"train": np.arange(4), "val": np.arange(1)}, tokenize, 8, sentences)
 
 
+def of(row: int) -> list[tuple[str, np.ndarray]]:
+    whole = cohort()
+    return units(whole, row, whole.reports[row])
+
+
 def test_units_by_hand() -> None:
     """Five words are enough, two are not; a sentence that the table lacks is blank; else the report as a whole."""
-    first, second = units(cohort(), 0)
+    first, second = of(0)
     assert (first[0], second[0]) == ("there is mild pulmonary edema today", "the ribs are all intact")
     np.testing.assert_array_equal(first[1], EDEMA)
     assert np.isnan(second[1]).all()
     for row, text in ((1, "normal heart"), (3, "")):
-        [(whole, labels)] = units(cohort(), row)
+        [(whole, labels)] = of(row)
         assert whole == text
         assert labels.tolist() == [1, 0], "the study's own"
-    [(text, labels)] = units(cohort(), 2)
+    [(text, labels)] = of(2)
     np.testing.assert_array_equal(labels, DENIED)
 
 

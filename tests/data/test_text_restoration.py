@@ -6,12 +6,14 @@ import re
 import tarfile
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from support.starts import REAL
 
 from fedvlp.data.deid import spans
 from fedvlp.data.report_text import AS_WRITTEN, CLEANED, clean_report, plain, read_report
+from fedvlp.data.sources.table import TableSource
 from fedvlp.data.text_restoration import ESCAPES, INVISIBLE, KINDS, MARKS, SIGNS, restore
 
 
@@ -139,3 +141,19 @@ def test_real_reports_lose_their_marks_and_nothing_else() -> None:
         assert re.sub(r"\W", "", read_report(report, CLEANED, 1)).isalnum() or not words
         lost = Counter(words.split()) - Counter(read_report(report, CLEANED, 1).split())
         assert all(word.isdigit() or len(word) < 3 for word in lost), lost  # numbers of lists, and of "XX-XX"
+
+
+def test_a_data_set_says_how_many_reports_were_restored(tmp_path: Path) -> None:
+    texts = [r"Lungs clear.\nNo effusion.", "Effusion (+) XXXX", "Effusion (-)", "Heart is normal"]
+    lines = [f'{number},"{text}"' for number, text in enumerate(texts)]
+    (tmp_path / "reports.csv").write_text("\n".join(["patient_id,report", *lines]))
+    source = TableSource(str(tmp_path / "reports.csv"), image_column="", site_column="", min_report_words=1)
+    cohort, summary = source.prepare()
+    assert sorted(cohort.reports) == sorted(
+        ["lungs clear no effusion", "effusion positive", "effusion negative", "heart is normal"]
+    )
+    assert {name: count for name, count in summary.items() if name.startswith("reports with")} == {
+        "reports with decoded escapes": 1,
+        "reports without their de-identification marks": 1,
+        "reports with signs as words": 2,
+    }

@@ -8,7 +8,9 @@ import os
 import re
 import shutil
 import stat
+import subprocess
 import tarfile
+from configparser import ConfigParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,6 +116,38 @@ def test_flare_prepares_a_kit_for_clusters_and_its_rules_stay(
 
 def made_for(name: str) -> str:
     return "server" if name == HOST else "site"
+
+
+@pytest.mark.parametrize(
+    ("name", "units"),
+    [("maria-hilf", {"fedvlp-site", "fedvlp-jobs"}), (HOST, {"fedvlp-server", "fedvlp-keep@"})],
+)
+def test_systemd_takes_the_units_of_a_kit_and_they_start_what_the_kit_has(
+    name: str, units: set[str], copied: Path, tmp_path: Path
+) -> None:
+    """With this member's name. Python finds modules in the folder where it starts, which is root's alone."""
+    kit = unpacked(make(copied / name, PROVISIONING, tmp_path / "send"), tmp_path)
+    assert {file.stem for file in (kit / "systemd").iterdir()} == units
+    (tmp_path / "opt" / "bin").mkdir(parents=True)
+    for program in ("python", "fedvlp"):  # systemd wants to find them
+        (tmp_path / "opt" / "bin" / program).symlink_to("/bin/true")
+    for file in (kit / "systemd").iterdir():
+        text = file.read_text(encoding="utf-8")
+        assert not re.search("st-anna|fl.consortium.example", text)
+        unit = ConfigParser(interpolation=None, strict=False)
+        unit.optionxform = str  # type: ignore[assignment,method-assign]
+        unit.read_string(text)
+        service = dict(unit["Service"])
+        assert (service["WorkingDirectory"], "PYTHONSAFEPATH=1" in service["Environment"].split()) == ("/", True)
+        assert int(service.get("LimitNOFILE", 0)) >= 65536 or file.stem == "fedvlp-keep@"
+        for path in re.findall(rf"/srv/fedvlp/{re.escape(name)}/([\w./]+)", text):
+            assert (kit / path).exists() or path == "restart.fl", path
+        there = text.replace("/opt/fedvlp", str(tmp_path / "opt")).replace(f"/srv/fedvlp/{name}", str(kit))
+        (tmp_path / file.name).write_text(there, encoding="utf-8")
+        if program := shutil.which("systemd-analyze"):
+            words = [program, "verify", "--man=no", str(tmp_path / file.name)]
+            said = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+            assert (said.returncode, said.stderr) == (0, ""), file.name
 
 
 def test_the_image_leaves_to_the_runtime_what_it_starts() -> None:

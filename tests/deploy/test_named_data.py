@@ -258,7 +258,7 @@ def words(folder: Path, lost: int = 0) -> Path:
 def test_a_public_set_of_reports_alone_gives_reports_to_the_images_of_each_site(tmp_path: Path) -> None:
     """The same list wherever its file lies; a machine with another list is found by the hash of the ids."""
     data = NamedData("pretrain", SIDE, public="words")
-    given = replace(asked("one-round-cca", (FILMS,), data), partition=Partition(retrieve=True))
+    given = replace(asked("one-round-cca", (FILMS,), data), partition=Partition(retrieve=1))
     here, there, other = (
         at_site(given, FILMS, words(tmp_path / name, lost)) for name, lost in (("a", 0), ("b", 0), ("c", 1))
     )
@@ -269,7 +269,9 @@ def test_a_public_set_of_reports_alone_gives_reports_to_the_images_of_each_site(
     rows = cohort.rows("train", FILMS)
     assert cohort.has_image()[rows].all()
     assert cohort.has_report()[rows].all()
-    assert {(cohort.report_from or ())[row] for row in rows} <= set(np.asarray(cohort.ids)[public].tolist())
+    assert {name for row in rows for name in (cohort.report_from or ())[row]} <= set(
+        np.asarray(cohort.ids)[public].tolist()
+    )
     assert not cohort.has_report()[cohort.rows("test", FILMS)].any(), "held-out images are judged without them"
     assert public_id(cohort_of(there)) == public_id(cohort) != public_id(cohort_of(other))
     job_files(given, sites=(FILMS,))

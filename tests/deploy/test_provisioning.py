@@ -53,7 +53,7 @@ def test_nothing_streams_to_the_server_and_no_store_is_shared() -> None:
     assert "/tmp" not in (SERVER / "resources.json").read_text(), "FLARE's default is one folder for all servers"
 
 
-POLICIES = ("privacy.json", "privacy-dp.json", "privacy-he.json", "privacy-dp-he.json")
+POLICIES = ("privacy.json", "privacy-dp.json", "privacy-he.json")
 
 
 def test_every_policy_that_is_shipped_is_looked_at() -> None:
@@ -80,7 +80,7 @@ def test_what_figures_leave_under_each_policy() -> None:
         filters = read(SITE / name)["scopes"][0]["task_result_filters"]
         rule = next(entry["args"] for entry in filters if entry["path"] == "fedvlp.flare.AllowMetrics")
         assert {"privacy/epsilon", "privacy/record_epsilon"} < set(rule["names"])
-        if name in ("privacy-dp.json", "privacy-dp-he.json"):
+        if name == "privacy-dp.json":
             assert rule == {"names": ["seconds", "privacy/epsilon", "privacy/record_epsilon"], "drop": True}
         else:
             assert rule["digits"] == 3

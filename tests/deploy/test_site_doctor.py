@@ -160,7 +160,9 @@ def test_a_site_that_is_ready_fails_nothing(whole: Path) -> None:
     checks = found(whole)
     assert [what for what, check in checks.items() if check.ok is False] == ["server reached"]
     assert checks["certificate"].found == "issued to st-anna"
-    assert checks["data set pretrain"].found.startswith("rows 40, used 8")
+    found_of_data = checks["data set pretrain"].found
+    assert found_of_data.startswith("rows 40, used 8")
+    assert found_of_data.endswith("; a sample: no more than 8 are looked at here, all of them by `fedvlp prepare`")
     assert checks["jobs with their own code"].found == "refused"
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.probing import MODEL, SIZE, SPLITS, cohort, model, one_hot
+from support.probing import SIZE, SPLITS, cohort, model, one_hot
 
 from fedvlp.evaluation.downstream import (
     VAL_SHARE,
@@ -17,10 +17,9 @@ from fedvlp.evaluation.downstream import (
     images,
     records,
     subsets,
-    text_features,
     train_head,
 )
-from fedvlp.evaluation.vqa import VQA
+from studies.protocols.vqa import VQA
 
 LABELS = one_hot(np.arange(12) % 2, 2)
 
@@ -75,23 +74,6 @@ def test_features_are_the_towers_own_in_order_and_change_no_byte() -> None:
     assert torch.allclose(features(probed, data, rows, aligned=True), aligned)
     assert not torch.allclose(found, aligned)
     assert all(torch.equal(tensor, before[name]) for name, tensor in probed.state_dict().items())
-
-
-def test_features_of_texts_are_pooled_as_the_model_pools_reports() -> None:
-    """In order, at any batch size, cleaned as reports are; the mean leaves the padding out."""
-    probed, texts = model().train(), ["Is there edema?", "Why?", "is there EDEMA"]
-    found = text_features(probed, texts)
-    assert torch.equal(found[0], found[2])
-    assert not torch.allclose(found[0], found[1])
-    assert torch.allclose(text_features(probed, texts, batch_size=1), found, atol=1e-6)
-    ids, mask = probed.tokenizer(["is there edema"])
-    with torch.no_grad():
-        encoded = probed.eval().encode({"text": ids, "text_mask": mask})
-        aligned = probed.align(encoded).text  # type: ignore[arg-type]
-    assert torch.allclose(found[:1], encoded.text[:, 0], atol=1e-6)  # type: ignore[union-attr, index]
-    assert torch.allclose(text_features(probed, texts, aligned=True)[:1], aligned, atol=1e-6)  # type: ignore[arg-type]
-    mean = replace(MODEL, text_pooling="mean").build(0)
-    assert torch.allclose(text_features(mean, texts)[0], encoded.text[0, :4].mean(dim=0), atol=1e-6)  # type: ignore[union-attr, index]
 
 
 def test_a_head_is_left_as_it_was_after_its_best_epoch() -> None:

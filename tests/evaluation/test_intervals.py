@@ -113,6 +113,18 @@ def test_the_interval_over_seeds_is_that_of_the_paired_t_test() -> None:
     assert measured.value == pytest.approx(3.5 / 3)
 
 
+def test_the_interval_over_overlapping_splits_is_the_corrected_resampled_one() -> None:
+    """SD 2 over 4 splits that train on four times what they test: 2 sqrt(1/4 + 1/4), not 2 / sqrt(4); t is 3.1824."""
+    differences = [1.0, 1.0, 4.0, 4.0]
+    scale = 3**0.5 / 2  # of the sample's SD, sqrt(3), to 2
+    plain, corrected = over_seeds(differences), over_seeds(differences, splits=71 / 284)
+    assert plain.high - 2.5 == pytest.approx(3.18245 * scale * 2 / 2, rel=1e-5)
+    assert corrected.high - 2.5 == pytest.approx(3.18245 * scale * 2 * 0.5**0.5, rel=1e-5)
+    assert (corrected.value, 2.5 - corrected.low) == pytest.approx((2.5, corrected.high - 2.5))
+    with pytest.raises(ValueError, match=r"splits is -0\.1; expected tested records over trained ones"):
+        over_seeds(differences, splits=-0.1)
+
+
 def test_one_seed_has_no_interval_and_none_no_mean() -> None:
     assert math.isnan(over_seeds([1.0]).low)
     assert str(over_seeds([1.0])) == "+1.0"

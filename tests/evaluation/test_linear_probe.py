@@ -32,14 +32,16 @@ def blobs(count: int = 120, classes: int = 3, seed: int = 0) -> tuple[Tensor, Te
     return x, torch.nn.functional.one_hot(number, classes).double()
 
 
-@pytest.mark.parametrize("l2", [0.1, 1.0, 30.0])
-def test_the_exact_head_is_sklearns(l2: float) -> None:
+@pytest.mark.parametrize(("l2", "more"), [(0.1, 0), (1.0, 0), (30.0, 0), (1.0, 150)])
+def test_the_exact_head_is_sklearns(l2: float, more: int) -> None:
+    """With 5 features of 120 records, and with ``more`` that mean nothing, so that there are fewer records."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     x, targets = blobs()
-    x = x.double()  # scikit-learn stops early on float32
+    noise = torch.randn(len(x), more, generator=torch.Generator().manual_seed(3))
+    x = torch.cat((x, noise), dim=1).double()  # scikit-learn stops early on float32
     for exclusive, columns in ((True, slice(None)), (False, slice(0, 1))):
         task = Task(NAMES, targets[:, columns], exclusive)
         head = fit(task, replace(EXACT, l2=l2), Sample(x, targets[:, columns]), Sample(x, targets[:, columns]), 0, None)

@@ -147,6 +147,21 @@ def test_each_site_judges_with_the_model_as_it_has_it() -> None:
 # Prompts
 
 
+def test_a_model_among_others_has_the_figures_that_it_has_alone() -> None:
+    """The global model and two sites' own, of unlike weights: none is judged with another's."""
+    client = trainee(None)
+    states = three_models(client)
+    together = table(zero_shot(PROTOCOL, client, states, data(), CLASSES)[0])
+    figures: dict[str, tuple[Any, ...]] = {}
+    for name, state in states.items():
+        alone = table(zero_shot(PROTOCOL, client, {GLOBAL: state}, data(), CLASSES)[0])
+        for (_, site), result in alone.items():
+            beside = together[name, site]
+            assert (beside.accuracy, beside.auc) == (result.accuracy, result.auc), (name, site)
+        figures[name] = tuple(result.auc for result in alone.values())
+    assert len(set(figures.values())) == len(states), "a test of equal figures would show nothing"
+
+
 def test_prompts_follow_from_name_and_seed_alone() -> None:
     assert prompts("Edema", 10, 3) == prompts("Edema", 10, 3)
     assert prompts("Edema", 10, 3) != prompts("Edema", 10, 4)

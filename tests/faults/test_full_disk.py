@@ -64,7 +64,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 def refused(file: str, folder: Path) -> str:
     """The pattern of fedvlp's words: file and folder, why, how much, what to do."""
     where = rf"{file} in {re.escape(str(folder))}"
-    return rf"cannot write {where}: the disk is full; it needs [\d,]+ bytes there.*free space.*resume"
+    return (
+        rf"cannot write {where}: the disk is full; it needs [\d,]+ bytes there: [\d,]+ bytes are free on /.*"
+        "free space.*resume"
+    )
 
 
 def filled_after(disk: SmallDisk, round: int) -> Any:
@@ -273,6 +276,64 @@ def test_curves_without_room_hide_no_other_error(tmp_path: Path, caplog: pytest.
     said = on_small_disk(tmp_path / "disk", body)
     assert said
     assert all(re.search(r"curves are not .*in .*: No space left on device", line) for line in said)
+
+
+def test_a_model_that_has_no_room_says_which_disk_and_how_much_is_missing(tmp_path: Path) -> None:
+    """safetensors, which has no number for it, and the files beside the weights; nothing half-written stays."""
+    model = ModelConfig().build(0)
+    size = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+
+    def body(disk: SmallDisk) -> list[str]:
+        said = []
+        for spare in (BEFORE, size + 4096):
+            (disk.folder / "model").mkdir(exist_ok=True)
+            disk.fill(spare)
+            with pytest.raises(CheckpointError) as raised:
+                model.save(disk.folder / "model")
+            assert contents(disk.folder) == {}
+            said.append(str(raised.value))
+            disk.make_room()
+        model.save(disk.folder / "model")
+        return said
+
+    weights, beside = on_small_disk(tmp_path / "disk", body)
+    for said in (weights, beside):
+        assert re.search(refused(r"model\.safetensors", tmp_path / "disk" / "model"), said), said
+        assert f"are free on {tmp_path / 'disk'}" in said
+    numbers = [int(number.replace(",", "")) for number in re.findall(r"[\d,]+(?= bytes| are missing)", weights)]
+    needed, free, missing = numbers
+    assert (needed, free) == (size, needed - missing)
+
+
+def test_a_command_that_writes_says_which_disk_is_full(tmp_path: Path) -> None:
+    """What it wrote with, fedvlp's own files, Python's or a library's, does not matter."""
+    model = ModelConfig().build(0)
+    model.save(tmp_path / "model")
+
+    def body(disk: SmallDisk) -> list[str]:
+        commands = {
+            "files of fedvlp": ("jobs", "export", "fedavg", str(disk.folder / "job")),
+            "Python": ("new", "method", "my-own", "--into", str(disk.folder / "plugin")),
+            "safetensors": (
+                "export",
+                str(tmp_path / "model"),
+                "--out",
+                str(disk.folder / "out"),
+                "--to",
+                "monai-bundle",
+            ),
+        }
+        disk.fill()
+        said = []
+        for name, words in commands.items():
+            code, text = fedvlp(*words)
+            assert code == 2, name
+            said.append(text)
+        return said
+
+    for said in on_small_disk(tmp_path / "disk", body):
+        assert "the disk is full" in said
+        assert f"bytes are free on {tmp_path / 'disk'}" in said
 
 
 SMALL = (

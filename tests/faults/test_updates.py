@@ -113,16 +113,17 @@ def test_row_7_a_cap_on_samples() -> None:
         replace(one, rounds=replace(one.rounds, quorum=3)).run()
 
 
-def claims(samples: int, rounds: tuple[int, ...] = (1,)) -> Callable[[World], Any]:
-    """Sites of which b, with 12 samples, claims so many in some rounds."""
+def claims(samples: int | Mapping[int, int], rounds: tuple[int, ...] = (1,)) -> Callable[[World], Any]:
+    """Sites of which b, with 12 samples, claims so many in some rounds, or by round."""
+    claimed = samples if isinstance(samples, Mapping) else dict.fromkeys(rounds, samples)
 
     def build(one: World) -> Any:
         inner = SequentialExchange(one.site)
 
         def run(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
             for site, reply in inner(messages):
-                lies = site == "b" and messages[site].round in rounds
-                yield site, replace(reply, num_samples=samples) if lies else reply  # type: ignore[type-var]
+                count = claimed.get(messages[site].round) if site == "b" else None
+                yield site, reply if count is None else replace(reply, num_samples=count)  # type: ignore[type-var]
 
         return run
 
@@ -147,6 +148,14 @@ def test_row_7_a_count_may_change_within_the_factor(samples: int) -> None:
     one = world()
     seen = one.run(claims(samples)(one))
     assert all(not record["dropped"] for record in seen.history)
+    assert seen.enrolled["b"] == 12
+
+
+def test_row_7_a_count_may_not_double_again_and_again() -> None:
+    """12, then 24, then 48: each is twice the one before, and the third is four times what b enrolled with."""
+    one = world(rounds=3)
+    seen = one.run(claims({1: 24, 2: 48})(one))
+    assert [list(record["dropped"]) for record in seen.history] == [[], [], ["b"]]
     assert seen.enrolled["b"] == 12
 
 

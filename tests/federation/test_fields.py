@@ -81,7 +81,6 @@ CHANGED: dict[type, dict[str, Other]] = {
     Wire: {
         "down": Other("bfloat16"),
         "up": Other("bfloat16"),
-        "difference": Other(True, {"up": "bfloat16"}),
     },
 }
 MACHINE = "the same training by other means: other last bits at most"
@@ -107,7 +106,7 @@ SAME: dict[type, dict[str, str]] = {
         "max_empty": WHO,
         "evaluate_every": "when the model is measured",
     },
-    Wire: {"skip_unchanged": "fewer bytes of the same tensors: federation/test_codec.py"},
+    Wire: {},
 }
 
 
@@ -188,7 +187,6 @@ VALUES: dict[str, Other] = {
     "dro_apply": Other("loss"),
     "loss_cap": Other(0.1),
     "constraint_reduction": Other("mean_dim"),
-    "constraint_rows": Other(0.5),
     "loss_form": Other("eq2", {"alpha": 0.5}),
     "avg_aligner": Other(True),
     "order": Other("paper"),

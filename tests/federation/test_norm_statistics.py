@@ -117,12 +117,13 @@ def test_it_never_leaves_the_site(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["local", "creamfl"])
-def test_methods_whose_weights_stay_at_home_are_as_they_were(name: str) -> None:
+def test_what_a_server_has_of_methods_whose_weights_stay_at_home_is_whole(name: str) -> None:
     """Nothing of a site's model is averaged anyway; the initial model that Local sends is nobody's data."""
     averaged, site = (travelled(world(SMALL[name], kind)) for kind in KINDS)
     assert averaged[1] == site[1] == set()
-    same_bytes(averaged[2].state, site[2].state)
-    same_bytes(averaged[2].memory, site[2].memory)
+    assert averaged[2].state.keys() == site[2].state.keys() > NORM
+    if name == "local":
+        same_bytes(averaged[2].state, site[2].state)
 
 
 def test_an_update_that_carries_it_is_refused_by_name() -> None:
@@ -177,6 +178,53 @@ def test_a_single_site_trains_the_same_weights() -> None:
     averaged, site = (world(FedAvg(local_steps=2), kind, data={"a": pairs(0)}).run().state for kind in KINDS)
     same_bytes({name: averaged[name] for name in site}, site)
     assert site.keys() == averaged.keys() - NORM
+
+
+@pytest.mark.parametrize("name", ["local", "centralized"])
+def test_one_site_is_measured_as_the_same_model_whoever_keeps_it(name: str) -> None:
+    """With one site FedAvg, Local and Centralized are one method: the same bytes at every evaluation.
+
+    Were the statistics of one the running ones of its training, and those of another estimated, a comparison of the two
+    would be one of statistics. The model is in eval mode then, so its statistics act.
+    """
+    seen: dict[str, list[State]] = {}
+    for method in (FedAvg(local_steps=3), METHODS[name](local_steps=3)):
+        found = seen.setdefault(type(method).__name__, [])
+
+        def evaluate(site: Client, splits: tuple[str, ...], found: list[State] = found) -> dict[str, float]:
+            found.append(clone(site.state()))
+            return {}
+
+        one = world(method, data={"a": pairs(0, 40)}, evaluate=evaluate)
+        sites: dict[str, Site] = {}
+        one.run(SequentialExchange(lambda name, one=one, sites=sites: sites.setdefault(name, one.site(name))))
+    (fedavg, other) = seen.values()
+    assert len(fedavg) == len(other) == 3
+    for mine, its in zip(fedavg, other, strict=True):
+        same_bytes(mine, its)
+    assert differs(
+        fedavg[0], fedavg[2], sorted(NORM - {f"{t}_encoder.1.num_batches_tracked" for t in ("image", "text")})
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["local", "creamfl"])
+def test_a_model_that_never_leaves_its_site_is_measured_with_statistics_of_its_records(name: str, kind: str) -> None:
+    """By hand, as above, for the model that the site has trained; averaged, they are those of its last training."""
+    measured = Statistics()
+    weights: dict[str, Tensor] = {}
+
+    def evaluate(site: Client, splits: tuple[str, ...]) -> dict[str, float]:
+        weights.update({k: t.clone() for k, t in site.state().items() if k.startswith("image_encoder.0.")})
+        return measured(site, splits)
+
+    one = world(SMALL[name], kind, evaluate=evaluate)
+    sites: dict[str, Site] = {}
+    one.run(SequentialExchange(lambda site: sites.setdefault(site, one.site(site))))
+    weights.clear()
+    sites["b"].handle(Broadcast(3, EVALUATE, one.server().state if name == "local" else {}, evaluate=1))
+    first = F.linear(one.data["b"].content["train"][0], *weights.values())
+    assert torch.allclose(measured.seen["b"][0], first.mean(dim=0), atol=1e-6) == (kind == "site")
 
 
 def test_affine_weights_are_each_sites_own(tmp_path: Path) -> None:

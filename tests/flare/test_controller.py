@@ -13,6 +13,7 @@ import html
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
+from safetensors import SafetensorError
 from support.flare_memory import (
     DEAD_AFTER,
     Fate,
@@ -43,11 +45,10 @@ from support.flare_memory import (
 from support.toy import same_bytes, small, three_sites
 
 from fedvlp.cli import app
-from fedvlp.core.checkpoint import CheckpointError
+from fedvlp.core.checkpoint import CheckpointError, unwritten
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Failure, FailureKind, State, Update
-from fedvlp.federation.codec import Wire
 from fedvlp.federation.loop import Federation
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.federation.wire import SiteEnd
@@ -318,30 +319,6 @@ class BehindTheWire(Executor):
         return messages.send_update(self._end.encode(messages.receive_update(reply, fl_ctx.get_identity_name())))
 
 
-@pytest.mark.parametrize("quorum", [1, 2])
-def test_sites_that_are_asked_again_have_the_time_of_the_quorum_and_the_grace(make: Make, quorum: int) -> None:
-    """b and c lost their copies of the model, a trains for 3 s. Asked again, c trains for 3 s, b never answers.
-
-    With a the quorum of 1 holds: c has as long as a took, and the grace. With c that of 2 does: b has the grace.
-    """
-    experiment = replace(toy_experiment(quorum=quorum, evaluate_every=0), wire=Wire(skip_unchanged=True))
-    flare = make(experiment=experiment)
-    asked: list[str] = []
-
-    def fate(task: Task) -> Fate:
-        if task.round == 0 or task.site == "a":
-            return Fate(train=3.0)
-        asked.append(task.site)
-        if asked.count(task.site) == 1:
-            return Fate(change=filtered)
-        return Fate(train=1e9 if task.site == "b" else 3.0)
-
-    flare.fates, flare.make_executor = fate, BehindTheWire
-    flare.submit(grace=2.0)
-    assert dropped(flare) == [{}, {"b": "no reply within 2 s of the quorum"}]
-    assert flare.clock.now < 20.0, "not the hour that a task may take"
-
-
 def test_a_site_that_is_left_out_does_not_lower_the_quorum_that_starts_the_grace(make: Make) -> None:
     """All but one of three sites, two, must reply in round 1 too, in which only a and b are asked: b is waited for.
 
@@ -389,6 +366,67 @@ def test_a_time_limit_shorter_than_the_grace_ends_the_waiting(make: Make) -> Non
     flare.submit(task_timeout=20, grace=500.0)
     assert dropped(flare)[0] == {"c": "no reply within the task's 20 s"}
     assert flare.records[0]["sites"].keys() == {"a", "b"}
+
+
+def test_later_phases_do_not_wait_for_a_site_that_is_down(make: Make) -> None:
+    """c dies in round 0 of 3: 1.2 s to the quorum and 60 s of grace; then twice 10 s, after 1.7 s.
+
+    A site that got no task asks again after 0.5 s: from the second round on the quorum takes up to 1.7 s.
+    """
+    flare = make({("c", 0): Fate(dies=True)}, toy_experiment(rounds=3, evaluate_every=0, max_missed=9))
+    flare.submit(grace=60.0)
+    assert [record["dropped"] for record in flare.records] == [
+        {"c": "no reply within 60 s of the quorum"}, {"c": "no reply within 10 s of the quorum"},
+        {"c": "no reply within 10 s of the quorum"},
+    ]  # fmt: skip
+    assert flare.clock.now == pytest.approx(61.2 + 2 * 11.7, abs=1.0)
+
+
+def test_a_grace_below_the_short_one_stays(make: Make) -> None:
+    flare = make({("c", 0): Fate(dies=True)}, toy_experiment(rounds=2, evaluate_every=0, max_missed=9))
+    flare.submit(grace=3.0)
+    assert [record["dropped"]["c"] for record in flare.records] == ["no reply within 3 s of the quorum"] * 2
+
+
+def test_a_site_that_is_back_has_the_whole_grace_as_soon_as_it_fetches_a_task(make: Make) -> None:
+    """c dies at 0.6 s and is back at 70.6 s, in round 1, which began at 61.2 s and whose short grace ends at 72.9 s.
+
+    It fetches its task and trains for 30 s. In round 2 it is a site like the others.
+    """
+    flare = make(
+        {("c", 0): Fate(dies=True, back=70.0), ("c", 1): Fate(train=30.0), ("c", 2): Fate(train=30.0)},
+        toy_experiment(rounds=3, evaluate_every=0, max_missed=9),
+    )
+    flare.submit(grace=60.0)
+    assert [list(record["dropped"]) for record in flare.records] == [["c"], [], []]
+    assert flare.clock.now == pytest.approx(70.6 + 30.2 + 30.7, abs=1.0)
+
+
+def test_a_slow_site_is_not_taken_for_one_that_is_down(make: Make) -> None:
+    """c is late in round 0, and at work on that until 70 s; then it answers, slowly, and is waited for."""
+    fates = {("c", round): Fate(train=70.0 if round == 0 else 40.0) for round in range(4)}
+    flare = make(fates, toy_experiment(rounds=4, evaluate_every=0, max_missed=9))
+    flare.submit(grace=60.0)
+    assert [list(record["dropped"]) for record in flare.records] == [["c"], [], [], []]
+
+
+def test_while_another_site_is_waited_for_the_one_that_was_down_may_come(make: Make) -> None:
+    """b, which is up, trains 50 s after the quorum of a; c is back 30 s after it, and answers before b."""
+    fates = {("c", 0): Fate(dies=True, back=90.0), ("b", 1): Fate(train=50.0)}
+    flare = make(fates, toy_experiment(rounds=2, quorum=1, evaluate_every=0, max_missed=9))
+    flare.submit(grace=60.0)
+    assert [list(record["dropped"]) for record in flare.records] == [["c"], []]
+
+
+def test_a_job_that_resumes_waits_for_every_site_as_at_first(make: Make) -> None:
+    """c was down when the job before was aborted; its process takes 20 s to start now."""
+    flare = make({("c", 0): Fate(dies=True)}, toy_experiment(rounds=3, evaluate_every=0, max_missed=9))
+    flare.clock.plan(70.0, lambda: flare.job.abort_now())
+    flare.submit(grace=60.0)
+    assert [list(record["dropped"]) for record in flare.records] == [["c"]]
+    flare.fates = lambda task: Fate(down=20.0) if task.site == "c" else Fate()
+    flare.submit(grace=60.0)
+    assert [list(record["dropped"]) for record in flare.records] == [["c"], [], []]
 
 
 # --- late, repeated and stray replies ----------------------------------------------------------------------------
@@ -932,6 +970,28 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("fedvlp.core.checkpoint.os.replace", refuse)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (unwritten(Path("/srv/x/model.safetensors"), OSError(errno.ENOSPC, "full"), 10**15),
+         r"CheckpointError: cannot write model.safetensors in /srv/x: the disk is full; it needs 1,0.* are missing"),
+        (SafetensorError("I/O error: No space left on device"), "SafetensorError: the disk is full: /.* free on /"),
+        (ValueError("report of Jane Doe"), "^ValueError$"),
+    ],
+)  # fmt: skip
+def test_the_status_of_a_failed_run_says_which_disk_is_full_and_of_other_errors_their_kind(
+    make: Make, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(RunFolder, "finish", fail)
+    flare = make()
+    flare.submit()
+    assert status(flare)["status"] == "failed"
+    assert re.search(said, status(flare)["reason"])
 
 
 def test_no_room_for_anything_ends_the_job_with_the_reason(

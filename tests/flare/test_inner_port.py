@@ -6,6 +6,7 @@ import os
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -58,7 +59,7 @@ def connected_as(account: int, port: int) -> None:
         f"with socket.create_connection(('127.0.0.1', {port}), 10) as link:\n"
         " try: link.sendall(b'x' * 16); assert link.recv(1) == b''\n except ConnectionError: pass"
     )
-    subprocess.run(["python3", "-c", program], check=True, timeout=20)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=20)
 
 
 def until(condition: Callable[[], Any]) -> None:

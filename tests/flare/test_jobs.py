@@ -94,9 +94,9 @@ def test_an_exported_job_is_replaced_whole(tmp_path: Path) -> None:
 
 
 def test_a_job_for_hospitals_names_them_and_their_data_and_no_path(tmp_path: Path) -> None:
-    """As `fedvlp jobs export --data named:pretrain --at ... --mlflow ...` writes it."""
+    """As `fedvlp jobs export --data named:pretrain --at ...` writes it."""
     experiment = replace(presets.get("fedavg"), data=NamedData("pretrain"))
-    files = job_files(experiment, custom=False, sites=("st-anna", "northgate", "riverside"), mlflow="http://host:5000")
+    files = job_files(experiment, custom=False, sites=("st-anna", "northgate", "riverside"))
     meta = json.loads(files["meta.json"])
     assert meta["deploy_map"] == {"app": ["server", "northgate", "riverside", "st-anna"]}
     assert meta["min_clients"] == 2
@@ -105,8 +105,6 @@ def test_a_job_for_hospitals_names_them_and_their_data_and_no_path(tmp_path: Pat
         "path": "fedvlp.deploy.NamedData", "args": {"name": "pretrain", "image_size": 72, "public": ""},
     }  # fmt: skip
     server = json.loads(files["app/config/config_fed_server.json"])
-    receiver = {part["id"]: part for part in server["components"]}["mlflow"]
-    assert receiver["args"] == {"tracking_uri": "http://host:5000", "kw_args": {"experiment_name": "fedavg"}}
     assert server["components"][-1]["id"] == "results", "copies what the others have written"
 
 

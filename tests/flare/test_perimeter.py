@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +46,9 @@ from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
 from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authn import set_add_auth_headers_filters
+from nvflare.fuel.utils.config import ConfigFormat
+from nvflare.fuel.utils.config_factory import ConfigFactory
+from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE
 from nvflare.private import admin_defs
 from nvflare.private.defs import (
     CellMessageHeaderKeys,
@@ -66,10 +69,11 @@ from support.short_jobs import committed
 
 from fedvlp.core.json_file import LARGEST_JOB
 from fedvlp.deploy.named_data import NamedData
-from fedvlp.flare import perimeter
-from fedvlp.flare.job_check import bound_submissions
+from fedvlp.flare import audit_log, perimeter
+from fedvlp.flare.audit_log import REFUSED
+from fedvlp.flare.job_check import bound_submissions, unfit_archive
 from fedvlp.flare.jobs import write_job
-from fedvlp.flare.perimeter import ADMIN_TOPICS, FREE, PARENTS, REFUSED, SERVER, Perimeter
+from fedvlp.flare.perimeter import ADMIN_TOPICS, PARENTS, SERVER, Perimeter
 from fedvlp.run.lock import in_use, only_writer
 
 JOB = "0c7d1f2a-0000-4000-8000-000000000002"
@@ -135,6 +139,20 @@ def archive(*files: str, compression: int = ZIP_STORED, name: str = "config/conf
     return content.getvalue()
 
 
+INCLUDES = '{ include file("/etc/hostname") }, "path": ${?PATH}'
+"""What FLARE's second format of configurations reads beside itself."""
+
+OTHERWISE = [
+    f"{folder}{stem}{ext}"
+    for ext in ConfigFormat.config_ext_formats()
+    for folder, stem in [
+        ("", "meta"), ("custom/", "meta"), ("app/config/", "config_fed_server"), ("app/config/", "config_fed_client"),
+        ("app/custom/config/", "config_fed_server"), ("app/config/", "comm_config"), ("", "resources"),
+    ]
+    if (ext, stem) not in {(".json", name) for name in ("meta", "config_fed_server", "config_fed_client")}
+]  # fmt: skip
+"""Every other file that FLARE could read in the place of a job's own three."""
+
 UNFIT: dict[str, tuple[Callable[[], bytes], str]] = {  # made by their tests: they are large
     "large": (lambda: archive("{}", " " * (LARGEST_JOB + 1)), "at most 4,194,304 are read"),
     "compressed": (lambda: archive(" " * LARGEST_JOB, compression=ZIP_DEFLATED), "the job is compressed"),
@@ -142,14 +160,19 @@ UNFIT: dict[str, tuple[Callable[[], bytes], str]] = {  # made by their tests: th
     "in all": (lambda: archive(*[" " * LARGEST_JOB] * 17), "the job has 17 files"),
     "cut": (lambda: archive("{}")[:-1], "no archive"),
     "none": (bytes, "no archive"),
+    **{
+        file: (partial(archive, INCLUDES, name=file), "the job has another configuration than meta.json, config_fed_")
+        for file in OTHERWISE
+    },
 }
 
 
 @pytest.mark.parametrize("kind", UNFIT)
-def test_a_job_that_is_too_large_is_refused_before_it_is_unpacked_and_parsed(
+def test_an_unfit_job_is_refused_before_it_is_unpacked_and_parsed(
     kind: str, lines: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """At a site whatever the server sends, and at the server when it is submitted, from a file."""
+    monkeypatch.setattr(ConfigFactory, "get_config_loader", lambda fmt: pytest.fail("it is parsed"))
     make, why = UNFIT[kind]
     content = make()
     sent = asked(TrainingTopic.DEPLOY, (SERVER, SERVER, "signed"))
@@ -162,6 +185,67 @@ def test_a_job_that_is_too_large_is_refused_before_it_is_unpacked_and_parsed(
     bound_submissions()
     valid, said, _ = job_cmds.JobMetaValidator().validate("job-0", str(tmp_path / "job.zip"))
     assert (valid, why in said) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "meta.json", "README.md", "app/config/config_fed_client.json", "app/config/config_fed_server.json",
+        NVFLARE_SIG_FILE, f"app/config/{NVFLARE_SIG_FILE}", "app/custom/notes.yml", "app/custom/fedvlp/names.json",
+    ],
+)  # fmt: skip
+def test_a_job_as_flare_packs_it_is_fit(file: str) -> None:
+    """Signatures, and what code of its own a job has where a site takes such, included."""
+    assert unfit_archive(archive("{}", name=file)) == ""
+
+
+def validated(meta: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[bool, str]:
+    """What the server says to a whole job of this ``meta.json``."""
+    monkeypatch.setattr(job_cmds, "JobMetaValidator", job_cmds.JobMetaValidator)
+    bound_submissions()
+    content = BytesIO()
+    with ZipFile(content, "w") as job:
+        job.writestr("job/app/config/", "")
+        for name in ("config_fed_server", "config_fed_client"):
+            job.writestr(f"job/app/config/{name}.json", "{}")
+        job.writestr("job/meta.json", json.dumps(meta))
+    valid, said, _ = job_cmds.JobMetaValidator().validate("job", content.getvalue())
+    return valid, said
+
+
+WHOLE = {"name": "feddra", "min_clients": 1, "deploy_map": {"app": ["server", "site-1"]}}
+
+
+@pytest.mark.parametrize(
+    ("name", "fit"),
+    [
+        ("feddra", True), ("Größe 1", True), ("n" * 64, True), ("n" * 65, False), ("", False), (" ", False),
+        (None, False), (7, False), ("x\nname", False), ("\x1b[2J", False), ("a\u202egpj", False),
+    ],
+)  # fmt: skip
+def test_the_name_of_a_job_can_be_shown(
+    name: Any, fit: bool, lines: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    valid, said = validated({**WHOLE, "name": name}, monkeypatch)
+    assert (valid, "1 to 64 printable characters" in said) == (fit, not fit)
+    message = asked(TrainingTopic.START_JOB, SERVERS)
+    message.payload.set_header(RequestHeader.JOB_META, {**WHOLE, "name": name})
+    assert (guard().check_request(message) is None) == fit
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"deploy_map": {"app": ["server"]}}, {"deploy_map": {"app": 7}}, {"deploy_map": ["app"]}, {"min_clients": []},
+        {"mandatory_clients": 7}, {"deploy_map": {"app": [["server"]]}}, {"deploy_map": {"app": ["server", "a\nb", 1]}},
+    ],
+)  # fmt: skip
+def test_a_job_that_flare_cannot_read_is_refused_with_a_sentence(
+    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert validated(WHOLE, monkeypatch) == (True, "")
+    valid, said = validated({**WHOLE, **change}, monkeypatch)
+    assert (valid, said.isprintable(), bool(said)) == (False, True, True)
 
 
 def test_no_job_brings_the_container_in_which_it_runs(
@@ -180,6 +264,7 @@ def test_no_job_brings_the_container_in_which_it_runs(
             ({"resource_spec": ["site-1"]}, False),
         ]:
             message = asked(topic, (SERVER, SERVER, "signed"))
+            meta["name"] = "feddra"
             message.payload.set_header(RequestHeader.JOB_META, meta)
             assert (guard().check_request(message) is None) == fit
             monkeypatch.setattr(job_meta_validator.JobMetaValidator, "validate", lambda *_, meta=meta: (True, "", meta))
@@ -256,17 +341,17 @@ def test_a_flood_of_messages_does_not_fill_the_disk(
 ) -> None:
     """Each sender has lines of its own, and those that were left out are counted."""
     clock = [0.0]
-    monkeypatch.setattr(perimeter.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(audit_log.time, "monotonic", lambda: clock[0])
     made = Perimeter("server")
     flood = from_outside(CellChannel.CLIENT_MAIN, "x", to="site-2", **ACCOUNT)
-    assert all(made.check_at_server(flood) for _ in range(FREE + 50))
-    assert len(lines) == FREE
+    assert all(made.check_at_server(flood) for _ in range(1050))
+    assert len(lines) == 1000
     made.check_at_server(from_outside(CellChannel.CLIENT_MAIN, "x", to="site-2", **SITE))
     assert "certificate site-1" in lines[-1]["msg"]
     clock[0] += 1.0
     for _ in range(50):
         assert made.check_at_server(flood)
-    assert [" 50 more" in line["msg"] for line in lines[FREE:]] == [False, True]
+    assert [" 50 more" in line["msg"] for line in lines[1000:]] == [False, True]
 
 
 def test_a_stranger_is_refused(lines: list[dict[str, str]]) -> None:
@@ -373,7 +458,7 @@ def test_what_the_server_takes_from_outside(lines: list[dict[str, str]]) -> None
         (SITE_JOB, SERVER_JOB, CellChannel.SERVER_COMMAND, "get_task", True),
         (SITE_JOB, SERVER_JOB, CellChannel.SERVER_COMMAND, "abort", False),
         (SITE_JOB, SERVER_JOB, CellChannel.AUX_COMMUNICATION, "fed.event", True),
-        (SITE_JOB, "site-1", CellChannel.CLIENT_MAIN, TrainingTopic.NOTIFY_JOB_STATUS, True),
+        (SITE_JOB, "site-1", CellChannel.CLIENT_MAIN, TrainingTopic.NOTIFY_JOB_STATUS, False),  # it asks it itself
     ]:
         for streamed in [False, True]:
             message = from_outside(channel, topic, to=to, **sender)
@@ -632,6 +717,15 @@ def test_nobodys_messages_but_the_servers_reach_a_site(here: Hospitals, user: st
 @pytest.mark.parametrize("policy", ["privacy-dp.json", "privacy-he.json"])
 def test_a_policy_of_noise_or_encryption_changes_nothing_of_that(here: Hospitals, policy: str) -> None:
     here.adopt(policy)
+    for name, program in (("localhost", "server_train"), ("site-1", "client_train")):
+        (port,) = ports(here, str(here.kits / name), program)
+        speaks = {
+            "port": port,
+            "cell": f"{name}.x",
+            "token": signed(here),
+            "messages": [("site-1", "admin", "sys.info")],
+        }
+        assert lacking() or said_to_nobody([speaks]) == [ReturnCode.TARGET_UNREACHABLE]
     with intruder(here) as sender, refused(here, ["localhost"], f"through certificate {MEMBER}: ") as count:
         count.append(sender.everything())
     here.adopt("privacy.json")
@@ -731,6 +825,7 @@ def test_no_other_account_of_the_machine_speaks_to_flares_processes(here: Hospit
             lines = refusals(here, name)[before[name] :]
             assert lines
             assert all(f"[U:uid {NOBODY}]" in line for line in lines), lines
+        assert f"[U:uid {NOBODY}]" in (here.kits / "site-1" / running / "audit.log").read_text()
         until(lambda: str(session.get_job_status(running)).startswith("FINISHED"), "the job has ended", 400)
         assert session.get_job_status(running) == "FINISHED:COMPLETED"
     finally:

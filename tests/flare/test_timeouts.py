@@ -104,6 +104,32 @@ def test_a_phase_may_take_longer_than_an_hour(link: list[str], child: list[str],
     assert limits(tmp_path, ["--task-minutes", "300", *link, *child]) == (seconds, seconds if child else None)
 
 
+@pytest.mark.parametrize(
+    ("server", "each", "said"),
+    [
+        ([], 50.0, "timeouts: 50 Mbit/s a site, 250 at the server with all 5; if its line has less, give --server-"),
+        (["--server-mbit", "100"], 20.0, "timeouts: 20 Mbit/s a site, 100 at the server with all 5\n"),
+        (["--server-mbit", "1000"], 50.0, "timeouts: 50 Mbit/s a site, 250 at the server with all 5\n"),
+    ],
+)
+def test_all_sites_share_the_servers_line(server: list[str], each: float, said: str, tmp_path: Path) -> None:
+    """The five sites of the preset begin a phase together: 100 Mbit/s are 20 for each of them."""
+    done = CliRunner().invoke(app, ["jobs", "export", "fedavg", str(tmp_path / "job"), *LINK, *server])
+    assert said in done.stderr
+    config = json.loads((tmp_path / "job/app/config/config_fed_server.json").read_text())
+    expected = Timeouts.of(model_bytes(presets.get("fedavg")), each)
+    assert config["workflows"][0]["args"]["task_timeout"] == expected.task_timeout
+    assert config[SETTING] == expected.piece
+
+
+def test_a_servers_line_alone_and_data_without_sites_are_refused(tmp_path: Path) -> None:
+    words = ["jobs", "export", "fedavg", str(tmp_path / "job")]
+    assert "needs --link-mbit" in str(CliRunner().invoke(app, [*words, "--server-mbit", "100"]).exception)
+    without = str(CliRunner().invoke(app, [*words, "--data", "named:pretrain"]).exception)
+    assert without == str(CliRunner().invoke(app, [*words, "--data", "named:pretrain", *LINK]).exception)
+    assert "--at" in without
+
+
 def test_a_job_without_either_leaves_the_limits_to_the_controller(tmp_path: Path) -> None:
     assert limits(tmp_path, ["--child"]) == (None, None)
     hour = Timeouts.of(model_bytes(presets.get("fedavg")), 50.0).task_timeout

@@ -99,21 +99,6 @@ def test_the_constraint_by_hand() -> None:
     assert guidance(VLOutput(None, one.text), other).item() == 4.0
 
 
-def test_the_constraint_of_a_share_of_the_rows_is_the_mean_over_those() -> None:
-    """Stage 2 of a batch of 4: of the first two; stage 1, whose anchor has the encoders' outputs already, of all."""
-    some = replace(DRA, constraint_rows=0.5)
-    client, batch, message, terms = step(some, "joint", shift=0.1)
-    output, anchor = client.model(batch), client.anchor(message.state)
-    half = {name: tensor[:2] for name, tensor in batch.items()}
-    by_hand = guidance(VLOutput(output.image[:2], output.text[:2]), anchor(half))
-    assert terms["constraint"].item() == pytest.approx(5.0 * by_hand.item())
-    assert terms["constraint"].item() != step(DRA, "joint", shift=0.1)[3]["constraint"].item()
-    both = [step(method, "align", shift=0.1)[3]["constraint"].item() for method in (some, DRA)]
-    assert both[0] == both[1]
-    least = replace(some, constraint_rows=0.01)._some(output, batch)[1]
-    assert len(least["row"]) == 2
-
-
 def centralized_two_stage(data: Any, training: Training, rounds: int, mu: float) -> dict[str, Tensor]:
     """FedDRA with one site, written out: no server, no weights, an anchor frozen at the start of each stage."""
     model = Toy()

@@ -18,7 +18,26 @@ from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import State, Update
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import OneRoundCCA
-from fedvlp.methods.one_round_cca import CROSS, IMAGE, IMAGE_MEAN, MOMENTS, TEXT, TEXT_MEAN, heads, moments
+from fedvlp.methods.one_round_cca import (
+    BIAS,
+    CROSS,
+    IMAGE,
+    IMAGE_LABELS,
+    IMAGE_MEAN,
+    KNOWN,
+    LABEL_MEAN,
+    MOMENTS,
+    TEXT,
+    TEXT_MEAN,
+    WEIGHT,
+    Pooled,
+    finding_heads,
+    heads,
+    moments,
+    moments_of_features,
+    moments_of_labels,
+    ridge_heads,
+)
 from fedvlp.run.presets import get
 
 ONE = Rounds(rounds=1, evaluate_every=0)
@@ -143,6 +162,161 @@ def test_records_that_are_all_equal_align_nothing_and_stay_finite() -> None:
     assert all(torch.isfinite(tensor).all() for tensor in state.values())
 
 
+def test_several_reports_of_a_record_share_its_weight() -> None:
+    """Images 1 and 3, m_x = 2. Texts 0 and 4 of the first, 2 of the second: each record's mean is 2, so is m_t.
+
+    S_xx = ((-1)^2 + 1^2) / 2 = 1; S_tt = ((4 + 4) / 2 + 0) / 2 = 2; S_xt = (-1 * 0 + 1 * 0) / 2 = 0.
+    """
+    image, text = torch.tensor([[1.0], [3.0]]).double(), torch.tensor([[0.0], [2.0], [4.0]]).double()
+    found = moments_of_features(image, text, torch.tensor([0, 1, 0]))
+    assert {name: float(tensor) for name, tensor in found.items()} == {
+        IMAGE_MEAN: 2.0, TEXT_MEAN: 2.0, IMAGE: 1.0, TEXT: 2.0, CROSS: 0.0,
+    }  # fmt: skip
+
+
+def test_a_site_sends_the_moments_of_all_its_reports() -> None:
+    """Records with two reports each, given one after the other or twice as records: the same moments."""
+    one, other = pairs(3, 8).content["train"], pairs(4, 8).content["train"]
+    site = Pairs(*one)
+    site.several = torch.cat([one[1], other[1]]), torch.arange(8).repeat(2)
+    twice = Pairs(torch.cat([one[0], one[0]]), torch.cat([one[1], other[1]]))
+    seen, expected = (moments(World(OneRoundCCA(), {"a": data}).site("a").client) for data in (site, twice))
+    for name, tensor in expected.items():
+        close(name, seen[name], tensor, 1e-6)
+
+
+def test_standardised_heads_do_not_depend_on_the_features_scale() -> None:
+    """A feature in other units gives other heads and the same vectors; without, the larger feature counts more."""
+    draw = torch.Generator().manual_seed(2)
+    image, text = torch.randn(40, 5, generator=draw).double(), torch.randn(40, 4, generator=draw).double()
+    units = torch.tensor([1.0, 10.0, 0.1, 3.0, 1.0]).double()
+    plain = OneRoundCCA(image_ridge=0.1, text_ridge=0.1)
+    alike = OneRoundCCA(image_ridge=0.1, text_ridge=0.1, standardised=True)
+    one, other = (solved(alike, image * unit, text, 3)[0].abs() for unit in (1, units))
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    one, other = (solved(plain, image * unit, text, 3)[0].abs() for unit in (1, units))
+    assert not torch.allclose(one, other, atol=0.1)
+
+
+def test_site_means_in_gives_what_the_pooled_records_give() -> None:
+    """Two sites that differ in their means: the server's heads are those of one site with all records."""
+    sites = {name: pairs(index, 8 + 4 * index) for index, name in enumerate("ab")}
+    image, text = sites["b"].content["train"]
+    sites["b"].content["train"] = image + 2, text - 1
+    joined = Pairs(*(torch.cat([sites[name].content["train"][which] for name in "ab"]) for which in (0, 1)))
+    own, pooled, without = (
+        World(OneRoundCCA(site_means=means), of_sites, rounds=ONE).run().state
+        for means, of_sites in ((True, sites), (False, {"a": joined}), (False, sites))
+    )
+    for name, tensor in pooled.items():
+        close(name, own[name], tensor, 1e-3)
+    assert any(not torch.allclose(without[name], tensor, atol=1e-2) for name, tensor in pooled.items())
+
+
+def labelled(seed: int, count: int, width: int = 6, findings: int = 3) -> tuple[Tensor, Tensor]:
+    """Images [n, W] around another mean each seed, and labels [n, L] that hang on them."""
+    draw = torch.Generator().manual_seed(seed)
+    image = torch.randn(count, width, generator=draw).double() + seed
+    noise = torch.randn(count, findings, generator=draw)
+    return image, ((image - seed)[:, :findings] + noise > 0.3).double()
+
+
+def sent(image: Tensor, labels: Tensor) -> State:
+    return moments_of_features(image, image[:, :1]) | moments_of_labels(image, labels)
+
+
+def test_finding_heads_are_scikit_learns_ridge_on_the_pooled_features() -> None:
+    """Three sites' sums; alpha is n r tr(S_xx), S_xx over all records. The head is that regression, scaled."""
+    from sklearn.linear_model import Ridge
+
+    sites = [labelled(seed, 20 + 7 * seed) for seed in range(3)]
+    sums = Pooled()
+    for image, labels in sites:
+        sums.add(sent(image, labels), len(image))
+    image, labels = (torch.cat([one[which] for one in sites]) for which in (0, 1))
+    ridge = 0.05
+    alpha = float(ridge * image.var(dim=0, correction=0).sum() * len(image))
+    expected = Ridge(alpha=alpha).fit(image.numpy(), labels.numpy())
+    weight, bias = finding_heads({(True,) * 3: sums}, ridge)
+    for finding in range(3):
+        scale = float(weight[finding, 0] / expected.coef_[finding, 0])
+        assert scale > 0
+        seen = weight[finding] / scale
+        torch.testing.assert_close(seen, torch.from_numpy(expected.coef_[finding]), atol=1e-6, rtol=1e-6)
+    # The probability at the midpoint of two Gaussian classes is the finding's share.
+    scores = image @ torch.from_numpy(expected.coef_).T
+    for finding in range(3):
+        truth = labels[:, finding] == 1
+        midpoint = (scores[truth, finding].mean() + scores[~truth, finding].mean()) / 2
+        at = (
+            weight[finding]
+            @ (torch.from_numpy(expected.coef_[finding]) / (expected.coef_[finding] @ expected.coef_[finding]))
+            * midpoint
+        )
+        share = float(truth.double().mean())
+        assert float((at + bias[finding]).sigmoid()) == pytest.approx(share, abs=1e-6)
+
+
+def test_a_finding_is_learned_from_the_sites_that_know_it() -> None:
+    """Site b does not know finding 1: its head is site a's alone; findings 0 and 2 are of both; 3 is nobody's: 0."""
+    (image, labels), (other, theirs) = labelled(0, 30), labelled(1, 40)
+    nobody = torch.full((30, 1), math.nan, dtype=torch.float64)
+    labels, theirs = torch.cat([labels, nobody], 1), torch.cat([theirs, nobody[:1].expand(40, 1)], 1)
+    theirs[:, 1] = math.nan
+    first, second = sent(image, labels), sent(other, theirs)
+    assert second[KNOWN].tolist() == [1, 0, 1, 0]
+    a, b, both = Pooled(), Pooled(), Pooled()
+    a.add(first, 30)
+    b.add(second, 40)
+    both.add(first, 30)
+    both.add(second, 40)
+    weight, bias = finding_heads({(True, True, True, False): a, (True, False, True, False): b}, 0.1)
+    for finding, of in ((0, both), (1, a), (2, both)):
+        own_weight, own_bias = ridge_heads(of.moments(), [finding], 0.1)
+        torch.testing.assert_close(weight[finding], own_weight[0])
+        torch.testing.assert_close(bias[finding], own_bias[0])
+    assert not weight[3].any()
+
+
+def test_labels_by_hand() -> None:
+    """1, 0, uncertain and not mentioned are 1, 0, 1/2 and 0: mean 3/8; x of 0, 0, 4, 4 and mean 2.
+
+    S_xy = (-2 * 5/8 - 2 * -3/8 + 2 * 1/8 + 2 * -3/8) / 4 = -1/4.
+    """
+    image = torch.tensor([[0.0], [0.0], [4.0], [4.0]]).double()
+    found = moments_of_labels(image, torch.tensor([[1.0], [0.0], [-1.0], [math.nan]]).double())
+    assert {name: tensor.flatten().tolist() for name, tensor in found.items()} == {
+        KNOWN: [1.0], LABEL_MEAN: [0.375], IMAGE_LABELS: [-0.25],
+    }  # fmt: skip
+
+
+def test_the_same_round_gives_the_classifier() -> None:
+    """In a run: heads in the server's memory, by the method's names, whatever else the site's labels are."""
+    sites = {name: pairs(index, 12) for index, name in enumerate("ab")}
+    for index, site in enumerate(sites.values()):
+        site.labels = (torch.randn(12, 2, generator=torch.Generator().manual_seed(index)) > 0).float()
+        site.label_names = ("Edema", "Pneumonia")
+    server = World(OneRoundCCA(findings="Pneumonia, Hernia"), sites, rounds=ONE).run()
+    assert server.memory[WEIGHT].shape == (2, server.state["image_alignment.weight"].shape[0])
+    assert server.memory[WEIGHT][0].any()
+    assert server.memory[BIAS].isfinite().all()
+    assert not server.memory[WEIGHT][1].any(), "no site has a label Hernia"
+
+
+def test_records_of_one_kind_give_no_direction() -> None:
+    image, _ = labelled(0, 10)
+    sums = Pooled()
+    sums.add(sent(image, torch.ones(10, 1).double()), 10)
+    weight, bias = finding_heads({(True,): sums}, 0.1)
+    assert not weight.any()
+    assert float(bias.sigmoid()) > 0.99
+
+
+def test_a_finding_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="named twice"):
+        OneRoundCCA(findings="Edema,Edema")
+
+
 def test_a_site_without_reports_says_that_it_has_no_pairs() -> None:
     site = World(OneRoundCCA()).site("a")
     site.client.data.modalities = ("image",)  # type: ignore[misc]
@@ -165,6 +339,13 @@ def test_heads_that_are_not_linear_are_refused() -> None:
     experiment = get("one-round-cca-real")
     with pytest.raises(ValueError, match="head_hidden is 256"):
         replace(experiment, model=replace(experiment.model, head_hidden=256))
+
+
+def test_a_classifier_beside_alignment_modules_is_refused() -> None:
+    """Its heads would read what an alignment module makes, and whoever uses them reads the tower."""
+    experiment = get("one-round-reports-real")
+    with pytest.raises(ValueError, match=r"set model\.alignment to false"):
+        replace(experiment, model=replace(experiment.model, alignment=True))
 
 
 def test_noised_moments_are_clipped_as_one_and_still_give_heads() -> None:

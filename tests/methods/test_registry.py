@@ -177,7 +177,6 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"renorm": "none"}, "renorm"), ({"public": False}, "public"), ({"private": False}, "private"),
     ],
     "feddra": [
-        ({"constraint_rows": 0.0}, "constraint_rows is 0"), ({"constraint_rows": 1.1}, "constraint_rows is 1.1"),
         ({"align_steps": -1}, "align_steps"), ({"mu": -1.0}, "mu is -1"), ({"align_every": 0}, "align_every"),
         ({"align_steps": 0, "local_steps": 0}, "nothing would train"), ({"constraint_reduction": "sum"}, "sum_dim"),
         ({"local_steps": 0, "align_every": 2}, "align_every must be 1"), ({"rho": -1.0}, "rho"), ({"rho": nan}, "rho"),

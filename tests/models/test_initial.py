@@ -170,7 +170,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "a cut file": (cut("model.safetensors"), "the file is damaged or is another's"),
     "a cut description": (cut("config.json"), r"config\.json cannot be read there \(JSONDecodeError\)"),
     "other towers": (described(text_architecture={"model_type": "gru"}), r"text_architecture \{'model_type': 'gru'\}"),
-    "no file": (lambda folder: (folder / "model.safetensors").unlink(), r"fedvlp pretrain` wrote, or random"),
+    "no file": (lambda folder: (folder / "model.safetensors").unlink(), r"of a finished run, or random"),
 }  # fmt: skip
 
 

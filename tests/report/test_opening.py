@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,9 +95,9 @@ def test_what_is_no_more_than_chance_does_not_rise(tmp_path: Path) -> None:
 
 
 def test_a_closed_form_has_no_initial_model(tmp_path: Path) -> None:
-    """Its heads are solved for: the random ones, which found 20 % by luck, took no part and stand nowhere."""
+    """Its heads are solved for: the random ones, which reach 23 % by luck, took no part and stand nowhere."""
     history = [
-        record(0, "moments", {site: recalls(20, "val", "test") for site in SITES}),
+        record(0, "moments", {site: recalls(23.45, "val", "test") for site in SITES}),
         record(1, "evaluate", {site: recalls(7.5, "val", "test") for site in SITES}),
     ]
     folder = run_of(tmp_path, history, preset="one-round-cca-real")
@@ -114,8 +113,8 @@ def test_a_closed_form_has_no_initial_model(tmp_path: Path) -> None:
         ["", "test pairs", "trained", "from the average", "chance"],
         ["average over sites", "64", "7.5 [6.0, 9.0]", ABSENT, "3.1"],
     ]
-    for word in (r"\b20\.0\b", "rose", "fell", "Before training", "1 rounds"):
-        assert not re.search(word, page.text), word
+    for word in ("23.4", "rose", "fell", "Before training", "1 rounds"):
+        assert word not in page.text
 
 
 def test_the_source_oracle_is_what_a_model_must_exceed(tmp_path: Path) -> None:
@@ -236,8 +235,8 @@ def test_a_classifier_without_a_server_on_a_public_set_is_told_by_its_sites(tmp_
     ("preset", "whose", "intervals"),
     [
         ("creamfl", "its own model", "such models are not measured again"),
-        ("local", "the model that it trained alone", "fedvlp report RUN --intervals"),
-        ("fedema", "a mixture of its own model and the server's", "fedvlp report RUN --intervals"),
+        ("local", "the model that it trained alone", "--intervals"),
+        ("fedema", "a mixture of its own model and the server's", "--intervals"),
     ],
 )
 def test_a_page_says_whose_figures_the_sites_sent(tmp_path: Path, preset: str, whose: str, intervals: str) -> None:

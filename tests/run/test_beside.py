@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -10,7 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from support.plugins import fresh, pulled
 from support.presets import SMALL
 from support.report_pages import page_of, undrawn
@@ -21,14 +24,17 @@ from fedvlp.cli.run_commands import write_report
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
-from fedvlp.evaluation.downstream import Subset
+from fedvlp.evaluation.downstream import Records, Subset
 from fedvlp.evaluation.intervals import Interval
+from fedvlp.evaluation.linear_probe import Task
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import Centralized, FedAvg, Local
 from fedvlp.report.opening import sentences
 from fedvlp.report.run import Run
 from fedvlp.run import beside, presets, recalls
+from fedvlp.run.assembly import Assembly
 from fedvlp.run.beside import ALONE, CHANCE, ORACLE, POOLED, START, TOWER_ALONE, Beside, verdict
+from fedvlp.run.evaluate import paired_sites
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.recalls import GAIN, TRAINED
 from fedvlp.run.simulate import PARTITION, simulate
@@ -244,6 +250,48 @@ def test_a_plugins_run_breaks_none_beside_it(tmp_path: Path, monkeypatch: pytest
         assert ended.exit_code == 0, ended.output
         file.write_text(f"{file.read_text()}\n# edited\n")
     assert len(list(tmp_path.glob("runs/*/*/report.html"))) == 3
+
+
+def test_labels_that_few_records_have_are_left_out_of_the_probes() -> None:
+    """Of 8 training and 2 test records: a has 5 and 3 and one of each; b lacks a test record; c has 4; d lacks 1."""
+    train = torch.tensor([[1, 1, 1, 1]] * 4 + [[1, 1, 0, 0]] + [[0, 0, 0, 0]] * 3)
+    train[5:, 3] = 1
+    test = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0]])
+    targets = torch.cat((train, test)).double()
+    chosen = Records(np.arange(8), np.arange(0), np.arange(8, 10), 0)
+    task, few = beside.frequent(Task(("a", "b", "c", "d"), targets, False), chosen, least=3)
+    assert (task.names, few) == (("a", "c"), {"b": 5, "d": 7})
+    assert task.targets.equal(targets[:, [0, 2]])
+    task, few = beside.frequent(Task(("a", "c"), targets[:, [0, 2]], True), chosen, least=4)
+    assert (task.names, few, task.exclusive) == (("c",), {"a": 5}, False)
+    with pytest.raises(ValueError, match="no label has 5 training images"):
+        beside.frequent(task, chosen, least=5)
+    one = Task(("a",), targets[:, :1], False)
+    assert beside.frequent(one, chosen, least=3) == (one, {})
+
+
+def test_what_takes_long_says_when_it_begins_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    for seconds in (4.9, 5.0):
+        clock = iter((10.0, 10.0 + seconds))
+        monkeypatch.setattr(beside.time, "monotonic", lambda clock=clock: next(clock))
+        with beside.timed(said.append, "reading"):
+            said.append("work")
+    assert said == ["reading ...", "work", "reading ...", "work", "reading: done in 5 s"]
+
+
+def test_the_estimate_of_measuring_by_hand(runs: dict[str, RunFolder], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of B records takes 1 s and a head 1 s: the recalls, zero-shot of 2 labels, the tower, and 12 heads."""
+    assembly = Assembly(runs["federated"].experiment())
+    data = paired_sites(assembly)
+    tests = sum(len(assembly.cohort.rows("test", site)) for site in data)
+    batch = min(32, len(assembly.cohort.rows("test", next(iter(data)))))
+    clock = itertools.count()
+    monkeypatch.setattr(beside.time, "perf_counter", lambda: float(next(clock)))
+    embedded = 2 * 2 * tests + 2 * 2 * 10 * 5 + 2 * len(assembly.cohort)
+    assert beside.seconds(assembly) == pytest.approx(embedded / batch + 12)
+    monkeypatch.setattr(beside, "OWN", 10)
+    assert beside.seconds(assembly) == 0, "more records are measured where a person asks"
 
 
 def row(other: str, side: int) -> Beside:

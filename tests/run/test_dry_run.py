@@ -134,6 +134,7 @@ def test_time_and_bytes_are_of_the_sites_that_train() -> None:
     assert len(pooled.records) == 3
     train, evaluate = pooled.phases
     by_hand = 3 * (train.site_seconds + train.server_seconds) + evaluate.site_seconds + evaluate.server_seconds
+    by_hand += pooled.measuring
     assert pooled.seconds(1) == pooled.seconds(2) == pytest.approx(by_hand)
     assert [phase.sites for phase in pooled.phases] == [1, 1]
     preset = presets.get("creamfl")
@@ -156,6 +157,9 @@ def test_time_is_of_all_rounds_and_of_sites_in_turn() -> None:
     assert told.seconds(1) == 10 * (5 * 2.0 + 0.5) + 5
     assert told.seconds(2) == 10 * (3 * 2.0 + 0.5) + 3
     assert told.seconds(99) == told.seconds(5) == 10 * 2.5 + 1
+    measured = replace(told, measuring=40.0)
+    assert measured.seconds(2) == told.seconds(2) + 40
+    assert "of these about 40 s to measure the test records" in dry_run_lines(measured, 2)
     assert dry_run_lines(told, 2) == [
         "steps: 10 rounds, at each site train 7",
         "traffic: 1.0 MB of tensors to and from all sites",

@@ -16,7 +16,6 @@ from support.cases import cases
 from support.finished import finished
 from support.presets import SMALL
 from support.probing import MODEL, SIZE, model
-from support.published import vqa_v2
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
@@ -29,7 +28,6 @@ from fedvlp.data.synthetic.files import write
 from fedvlp.evaluation import intervals
 from fedvlp.evaluation.linear_probe import LinearProbe
 from fedvlp.evaluation.segmentation import Segmentation
-from fedvlp.evaluation.vqa import VQA
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg
 from fedvlp.models.dual_encoder import ModelConfig
@@ -38,11 +36,12 @@ from fedvlp.run import audit as audits
 from fedvlp.run import beside, recalls, zero_shot_areas
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.compare import FinishedRun
-from fedvlp.run.evaluate import EVALUATIONS, READ_BY, Choices, distort, last_server, trained_state
+from fedvlp.run.evaluate import EVALUATIONS, READ_BY, Choices, last_server, trained_state
 from fedvlp.run.experiment import Experiment, Partition, Source
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.model_use import decoded_size
 from fedvlp.training.settings import Training
+from studies.protocols.distortion import Retrained, distort
 from studies.rivals import BYOLConfig, FedEMA, FedU
 
 Image = pytest.importorskip("PIL.Image")
@@ -115,38 +114,16 @@ def test_masks_of_a_table_are_segmented(tmp_path: Path) -> None:
     assert float(row["dice_positives"]) > 80
 
 
-def test_questions_of_vqa_v2_are_answered(tmp_path: Path) -> None:
-    """Odd images are bright. The published split is kept; a fifth of the training images chooses the epoch."""
-    (tmp_path / "vqa").mkdir()
-    vqa_v2(tmp_path / "vqa")
-    model().save(tmp_path / "one")
-    done = evaluate(
-        tmp_path / "one", "--what", "vqa", "--data", f"vqa_v2:{tmp_path / 'vqa'}",
-        "--set", "vqa.lr=0.01", "--set", "vqa.hidden=64",
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    (table,) = (tmp_path / "one" / "evaluation").glob("vqa-????????.csv")
-    every, *kinds = csv.DictReader(table.open())
-    assert (every["kind"], every["questions"], every["answers"], every["test_images"]) == ("all", "12", "3", "6")
-    assert float(every["official_accuracy"]) == float(every["accuracy"]) == 100
-    assert [(row["kind"], float(row["majority_by_question_official"])) for row in kinds] == [
-        ("number", 100), ("yes/no", 50),
-    ]  # fmt: skip
-
-
 def test_a_model_alone_has_no_records(tmp_path: Path) -> None:
     model().save(tmp_path)
-    for what in ("linear-probe", "segmentation", "vqa", "retrieval"):
+    for what in ("linear-probe", "segmentation", "retrieval"):
         with pytest.raises(ValueError, match="is a model and no run, so it has no records of its own; give --data"):
             EVALUATIONS[what](RunFolder(tmp_path), Choices())
 
 
-def test_what_is_of_a_run_refuses_other_records(tmp_path: Path) -> None:
+def test_what_compares_nothing_refuses_another_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    for words in (("--data", "synthetic"), ("--against", tmp_path), ("--out", tmp_path)):
-        done = evaluate(tmp_path, "--what", "distortion", *words)
-        assert f"{words[0]} is read by --what" in str(done.exception)
-    for what in ("segmentation", "vqa", "retrieval"):
+    for what in ("segmentation", "retrieval"):
         with pytest.raises(ValueError, match="--against compares linear probes"):
             EVALUATIONS[what](RunFolder(tmp_path), Choices(against=(tmp_path,)))
 
@@ -328,12 +305,12 @@ def test_zero_shot_of_other_records_by_command(tmp_path: Path) -> None:
 
 def test_a_run_is_evaluated_on_its_own_records(tmp_path: Path) -> None:
     folder = small_run(tmp_path)
-    choices = Choices(1, probe=LinearProbe(seeds=(0,)), segmentation=Segmentation(fractions=(0.1,)), vqa=VQA(hidden=16))
-    downstream = ("linear-probe", "segmentation", "vqa", "retrieval")
+    choices = Choices(1, probe=LinearProbe(seeds=(0,)), segmentation=Segmentation(fractions=(0.1,)))
+    downstream = ("linear-probe", "segmentation", "retrieval")
     found = {what: EVALUATIONS[what](folder, choices) for what in downstream}
     names = [file.name for files in found.values() for file in files]
     assert names == ["linear-probe.csv", "linear-probe-reliability.csv", "linear-probe-sites.csv", "segmentation.csv",
-                     "vqa.csv", "vqa-sites.csv", "retrieval.csv"]  # fmt: skip
+                     "retrieval.csv"]  # fmt: skip
     cohort = folder.experiment().data.build()
     first = next(csv.DictReader((folder.path / "evaluation" / "retrieval.csv").open()))
     assert int(first["queries"]) == len(cohort.rows("test"))
@@ -436,7 +413,7 @@ def test_a_run_whose_target_networks_stay_at_its_sites_is_evaluated(
     assert all(torch.equal(state[name], tensor) for name, tensor in server.state.items())
     assert torch.equal(state[TARGET + "encoder.stem.0.weight"], server.state["image_encoder.stem.0.weight"])
     assert EVALUATIONS["zero-shot"](folder, Choices())[0].name == "zero-shot.csv"
-    assert distort(folder, Choices(steps=1))[0].name == "distortion.csv"
+    assert distort(folder, Retrained(steps=1))[0].name == "distortion.csv"
     assert recalls.measure(folder).exists()
     assert not audited or audits.measure(folder, controls=False, resamples=20).rows
 
@@ -490,8 +467,7 @@ def test_every_interval_is_over_patients(what: str, of_pairs: RunFolder, monkeyp
 
     monkeypatch.setattr(intervals, "resampled", noted)
     quick = Choices(
-        steps=1, layers=1, probe=LinearProbe(fractions=(1.0,), seeds=(0,)), segmentation=Segmentation(fractions=(1.0,)),
-        vqa=VQA(hidden=8),
+        steps=1, probe=LinearProbe(fractions=(1.0,), seeds=(0,)), segmentation=Segmentation(fractions=(1.0,)),
     )  # fmt: skip
     files = MEASURED[what](of_pairs, quick)
     heads = [file.read_text().partition("\n")[0] for file in files if file.suffix == ".csv"]

@@ -20,7 +20,7 @@ from fedvlp.core.client import TARGET
 from fedvlp.core.types import State, group
 from fedvlp.federation.loop import Rounds
 from fedvlp.flare.jobs import experiment_of, job_files, write_job
-from fedvlp.models.initial import SHIPPED, InitialWeightsError, save_initial
+from fedvlp.models.initial import SHIPPED, InitialWeightsError, refuse_other_folder, save_initial
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint, override
 from fedvlp.run.experiment import Experiment
@@ -196,3 +196,28 @@ def test_a_server_begins_with_two_copies_of_its_model(tmp_path: Path) -> None:
     done = programs.forked(["python", "-c", BEGINNING], tmp_path, os.environ)
     assert done.returncode == 0, done.stderr
     assert 1.9 < float(done.stdout) < 2.4
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("notes.txt", "x"), ("config.json", '{"format": 2}'), ("config.json", "[]"), ("config.json", "{")],
+)
+def test_a_folder_of_something_else_is_not_written_over(file: str, text: str, tmp_path: Path) -> None:
+    """A trained model has a config.json and a model.safetensors too, which were replaced."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / file).write_text(text)
+    with pytest.raises(FileExistsError, match=r"is not empty and its config\.json is not that of weights to"):
+        refuse_other_folder(tmp_path / "other")
+    for folder in ("new", "empty", "towers"):
+        refuse_other_folder(tmp_path / folder)
+        save_initial(MODEL.build(0), tmp_path / folder, {})
+        refuse_other_folder(tmp_path / folder)
+
+
+def test_weights_of_another_model_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    save_initial(MODEL.build(0), tmp_path / "towers", {})
+    experiment = override(PRESETS["fedavg"], "model.init", str(tmp_path / "towers")).pinned()
+    run = RunFolder.create(tmp_path / "runs", experiment)
+    with pytest.raises(InitialWeightsError, match=r"model\.init 'towers' does not fit this model: "):
+        simulate(experiment, run)
+    assert run.history() == []

@@ -100,7 +100,7 @@ def warnings_of(
     def stop(*_: object) -> None:
         raise InterruptedError
 
-    for reads in ("_records", "Assembly"):
+    for reads in ("records_for", "Assembly"):
         monkeypatch.setattr(f"fedvlp.run.evaluate.{reads}", stop)
     caplog.clear()
     with caplog.at_level(logging.WARNING), pytest.raises(InterruptedError):

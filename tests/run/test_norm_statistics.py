@@ -18,14 +18,15 @@ from fedvlp.core.types import EVALUATE
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import Centralized, FedAvg
+from fedvlp.methods import Centralized, FedAvg, Local
 from fedvlp.report.run_page import write
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.evaluate import Choices, distort, zero_shot
+from fedvlp.run.evaluate import Choices, models_at_sites, zero_shot
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import by_site
 from fedvlp.run.simulate import simulate
+from studies.protocols.distortion import Retrained, distort
 
 SITES = ("site-1", "site-2")
 
@@ -95,7 +96,7 @@ def test_a_site_is_served_with_what_it_was_measured_with(run: RunFolder, site: s
 
 def test_re_training_begins_at_what_a_site_has(run: RunFolder) -> None:
     """Before re-training, every column of the distortion table is the site's last evaluation, whoever re-trains."""
-    table, _ = distort(run, Choices(steps=1))
+    table, _ = distort(run, Retrained(steps=1))
     rows = list(csv.DictReader(table.read_text().splitlines()))
     for row in rows:
         if row["similarity_before"]:
@@ -147,3 +148,17 @@ def test_a_pooled_model_is_measured_with_statistics_of_each_site(tmp_path: Path)
         assert figures.items() <= last(folder)[site].items()
     client.load(state | own)
     assert Retrieval().measure(client.model, client.data, "test")["test/similarity"] != figures["test/similarity"]
+
+
+def test_a_model_that_stayed_at_its_site_is_read_with_what_it_was_measured_with(tmp_path: Path) -> None:
+    """The model in the site's memory has the statistics of its training; what it is used with are those estimated."""
+    folder = RunFolder.create(tmp_path, experiment(Local(local_steps=2)))
+    simulate(folder.experiment(), folder)
+    assembly = Assembly(folder.experiment(), folder.path)
+    own = models_at_sites(assembly, Server.load(folder.checkpoint)[0].state)
+    for site in SITES:
+        client = assembly.client(site, assembly.data(site))
+        for state, same in ((own[site], True), (assembly.memory(site).newest(), False)):
+            client.load(state)
+            figures = Retrieval().measure(client.model.eval(), client.data, "test")
+            assert (figures.items() <= last(folder)[site].items()) == same

@@ -30,10 +30,10 @@ from fedvlp.run.folder import RunFolder
 from fedvlp.run.site_sources import SiteSources
 from studies.claims import cell_results as results
 from studies.claims import ledger
-from studies.claims.cell_results import CellResults, Table, flattened, measured, nested, origin
+from studies.claims.cell_results import CellResults, Made, Table, flattened, measured, nested, origin
 from studies.claims.command import app
-from studies.claims.page import INVALID, MISSING, as_page, judge
-from studies.claims.scenario import HOLDS, Claim, Precondition, Scenario, ahead, cells_of, methods_of
+from studies.claims.page import INVALID, MISSING, UNLIKE, as_page, corrected, judge
+from studies.claims.scenario import HOLDS, UNDECIDED, Claim, Precondition, Scenario, ahead, cells_of, methods_of
 from studies.reproduce import measures
 
 FIGURE = "test/all/mean/r10/average"
@@ -389,6 +389,33 @@ def test_without_its_preconditions_nothing_is_ranked() -> None:
     judged = judge(scenario(valid=False), by_hand(12.0), ["fedavg"])
     assert [one.verdict for one in judged.outcomes] == [INVALID]
     assert "DOES NOT HOLD" in as_page([judged])
+
+
+def test_unlike_runs_have_no_verdict() -> None:
+    """The same figures, one of the methods on another device: the page and the program have words and no number."""
+    pair = by_hand(12.0)
+    made = {cell: Made("cpu" if cell[0] == "local" else "NVIDIA H200", "2.15", "", {}) for cell in pair.cells}
+    judged = judge(scenario(), Table(pair.cells, made=made), ["fedavg"])
+    assert [(one.verdict, one.measured) for one in judged.outcomes] == [(UNLIKE, None)]
+    assert "no verdict: run on unlike machines" in as_page(corrected([judged]))
+    judged = judge(
+        replace(scenario(), preconditions=(ahead("fedavg", "local", FIGURE),)), Table(pair.cells, made=made), []
+    )
+    assert [held for _, held in judged.preconditions] == [None]
+
+
+def test_a_claim_that_is_not_ranked_stays_in_the_family() -> None:
+    """p is 0.0003 here: of 30 claims it holds, of 300 not, whether these have run, are ranked, or neither."""
+    judged = judge(scenario(), by_hand(12.0), ["fedavg"])
+    unranked = replace(judged, outcomes=tuple(replace(one, verdict=INVALID, p=0.9) for one in judged.outcomes))
+    assert 0.0001 < (judged.outcomes[0].p or 1) < 0.0005
+
+    def after(every: Sequence[Any], claims: int = 0) -> str:
+        return corrected(every, {"fedavg": claims})[0].outcomes[0].corrected
+
+    assert after([judged], 30) == after([judged, *[unranked] * 29]) == HOLDS
+    assert after([judged], 300) == after([judged, *[unranked] * 299]) == UNDECIDED
+    assert corrected([unranked])[0].outcomes[0].corrected == "", "no verdict, so none to correct"
 
 
 def test_only_the_papers_that_were_asked_for() -> None:

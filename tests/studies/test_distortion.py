@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from fedvlp.evaluation.distortion import Entry, write_table
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 from studies.claims.cell_results import Table
@@ -16,6 +15,7 @@ from studies.claims.distortion import BEFORE, OWN, PLAIN, change, change_at, cha
 from studies.claims.ledger import SCENARIOS
 from studies.claims.page import judge
 from studies.claims.scenario import FAILS, HOLDS
+from studies.protocols.distortion import Entry, write_table
 
 SCENARIO = SCENARIOS["label-skew-distortion"]
 

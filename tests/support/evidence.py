@@ -9,6 +9,7 @@ GUARDS = """
 Network:
     flare/test_provisioned.py test_a_site_of_another_root_cannot_join
 Messages at a site:
+    faults/test_every_message.py
     flare/test_perimeter.py
     flare/test_tracking.py test_a_site_fires_no_event_at_the_server_but_its_figures
     deploy/test_site_doctor.py
@@ -28,8 +29,16 @@ Roles:
 Console:
     flare/test_console.py test_no_command_is_without_authorization
         test_every_command_is_given_by_those_for_whom_it_is_meant
+Audit log:
+    flare/test_audit_log.py
+    flare/test_console.py test_an_account_gives_so_many_commands
+    flare/test_perimeter.py test_a_flood_of_messages_does_not_fill_the_disk
 No code in a job:
     flare/test_provisioned.py test_a_site_refuses_a_job_with_custom_code
+Files of a job:
+    flare/test_perimeter.py test_an_unfit_job_is_refused_before_it_is_unpacked_and_parsed
+        test_a_job_as_flare_packs_it_is_fit test_the_name_of_a_job_can_be_shown
+    flare/test_job_check.py test_the_files_of_a_job
 Classes by name:
     flare/test_class_list.py test_a_hostile_job_is_refused_before_it_starts_with_an_audit_line
         test_the_shipped_list_is_what_the_jobs_need
@@ -97,9 +106,7 @@ Attacks before sending:
     deploy/test_envelope.py test_an_update_that_gives_records_away_does_not_leave
         test_an_honest_update_leaves_as_it_was_trained test_what_cannot_be_measured_does_not_leave
     flare/test_privacy_filters.py test_an_update_from_which_words_can_be_read_does_not_leave
-Shared noise:
-    flare/test_noise_shares.py test_the_sum_has_the_noise_that_is_booked_whoever_drops_out
-        test_a_site_counts_on_no_shares_that_a_round_may_lack
+Encrypted sums:
     flare/test_encryption.py test_a_sum_of_fewer_updates_than_the_quorum_is_none
         test_an_update_of_no_records_is_none_of_the_quorum
     deploy/test_envelope.py test_a_job_that_needs_too_few_sites_is_refused
@@ -107,7 +114,6 @@ Word embedding:
     flare/test_policies.py test_the_shipped_policy_sends_the_words_as_they_came
     deploy/test_envelope.py test_the_words_of_an_update_stay_where_the_site_wants_that
 Digits of figures:
-    flare/test_noise_shares.py test_beside_the_shared_noise_no_figure_of_the_records_leaves
     deploy/test_provisioning.py test_what_figures_leave_under_each_policy
     flare/test_privacy_filters.py test_a_figure_leaves_with_as_many_digits_as_the_site_says
     flare/test_provisioned.py test_every_site_adds_noise_tells_epsilon_and_stops_at_its_budget
@@ -208,7 +214,7 @@ S5, a tensor as the round; a name of 120 MB; a million metrics. It did: the run 
     faults/test_red_team.py test_no_site_hurts_the_run test_without_a_guard_an_update_gets_through
     core/test_gate.py test_refused
     core/test_aggregation.py test_what_no_file_holds_waits_in_memory_for_the_gate
-    faults/test_wire.py test_a_value_that_is_no_tensor_costs_its_site_alone_where_another_is_asked_again
+    faults/test_wire.py test_a_value_that_is_no_tensor_costs_its_site_alone
 S6, ciphertexts of zeros, noise, flipped bytes; values times 10,000. It did: the run ended; weights grew 7,600 times:
     flare/test_encryption.py test_a_bad_ciphertext_costs_its_site_the_round_and_not_the_run
         test_a_change_beyond_the_sites_own_limits_is_not_encrypted

@@ -44,6 +44,7 @@ def words(folder: Path, kind: str, max_tokens: int) -> int:
 
 
 def processor(folder: Path, **more: Any) -> None:
+    """What a folder says of its images; ``do_normalize=False`` stands beside a mean and std that do not count."""
     said = {"do_normalize": True, "image_mean": MEAN, "image_std": STD, "size": {"height": SIZE, "width": SIZE}}
     (folder / "preprocessor_config.json").write_text(json.dumps({**said, **more}))
 
@@ -140,7 +141,7 @@ def _hf_pair(kind: str, **of_text: Any) -> Callable[[Path], Written]:
     return write
 
 
-def _hf_image(kind: str, read_as: str = "", **config: Any) -> Callable[[Path], Written]:
+def _hf_image(kind: str, read_as: str = "", normalised: bool = True, **config: Any) -> Callable[[Path], Written]:
     """``read_as``: the kind whose vectors are expected, where its own model sees no whole image."""
 
     def write(folder: Path) -> Written:
@@ -149,13 +150,14 @@ def _hf_image(kind: str, read_as: str = "", **config: Any) -> Callable[[Path], W
         torch.manual_seed(0)
         theirs = getattr(hf, f"{kind}Model")(getattr(hf, f"{kind}Config")(**config)).eval()
         theirs.save_pretrained(folder)
-        processor(folder, size={"shortest_edge": 36}, crop_size={"height": SIZE, "width": SIZE}, do_center_crop=True)
+        crop = {"height": SIZE, "width": SIZE}
+        processor(folder, size={"shortest_edge": 36}, crop_size=crop, do_center_crop=True, do_normalize=normalised)
         reader = theirs
         if read_as:
             reader = getattr(hf, f"{read_as}Model").from_pretrained(folder, add_pooling_layer=False).eval()
 
         def image(x: Tensor) -> Tensor:
-            out = reader(pixel_values=seen(x))
+            out = reader(pixel_values=seen(x) if normalised else x.expand(-1, 3, -1, -1))
             first = kind in ("ViT", "ViTMAE")  # the pooler of a ViT is for another task
             return out.last_hidden_state[:, 0] if first else out.pooler_output.flatten(1)  # type: ignore[no-any-return]
 
@@ -164,8 +166,12 @@ def _hf_image(kind: str, read_as: str = "", **config: Any) -> Callable[[Path], W
     return write
 
 
-def _hf_text(kind: str, pickled: bool = False) -> Callable[[Path], Written]:
-    """Of CXR-BERT the BERT: its own code, which its files name, is not run."""
+def _hf_text(kind: str, pickled: bool = False, decodes: bool = False, mean: bool = False) -> Callable[[Path], Written]:
+    """Of CXR-BERT the BERT: its own code, which its files name, is not run.
+
+    ``decodes``: its configuration says that it sees what stands before a word alone; as a tower it sees all of a text.
+    ``mean``: sentence-transformers' file beside it says that the feature of a text is the mean of its tokens.
+    """
 
     def write(folder: Path) -> Written:
         import transformers as hf
@@ -183,6 +189,11 @@ def _hf_text(kind: str, pickled: bool = False) -> Callable[[Path], Written]:
                 folder / "config.json", model_type=kind, auto_map={"AutoModel": "m.CXRBertModel"}, projection_size=128
             )
             _also(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["m.CXRBertTokenizer", None]})
+        if decodes:
+            _also(folder / "config.json", is_decoder=True)
+        if mean:
+            (folder / "1_Pooling").mkdir()
+            (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
         base = theirs.base_model
         return Written(folder, text=lambda i, m: base(input_ids=i, attention_mask=m.long()).last_hidden_state)
 
@@ -289,6 +300,7 @@ FAMILIES: dict[str, Callable[[Path], Written]] = {
     "SigLIP 2 of one size": _hf_pair("siglip", pad_token_id=1),  # another id than its tokenizer pads with
     "ViT": _hf_image("ViT", **VISION),
     "ViT-MAE": _hf_image("ViTMAE", "ViT", **VISION),
+    "ViT, images as they are": _hf_image("ViT", normalised=False, **VISION),
     "DINOv2": _hf_image("Dinov2", **_DINO),
     "DINOv2 with registers": _hf_image("Dinov2WithRegisters", **_DINO),
     "DINOv3": _hf_image("DINOv3ViT", **VISION, num_register_tokens=2),
@@ -299,6 +311,8 @@ FAMILIES: dict[str, Callable[[Path], Written]] = {
     "ConvNeXt": _hf_image("ConvNext", **_CONVNEXT),
     "BERT": _hf_text("Bert"),
     "BERT, pickled": _hf_text("Bert", pickled=True),
+    "BERT that decodes": _hf_text("Bert", decodes=True),
+    "BERT of sentence-transformers": _hf_text("Bert", mean=True),
     "RoBERTa": _hf_text("Roberta"),
     "CXR-BERT": _hf_text("cxr-bert"),
     "ViT of timm": _timm("vit_tiny_patch16_224", 3, img_size=SIZE),
@@ -327,6 +341,8 @@ def assert_same(model: Any, theirs: Written) -> None:
     if theirs.text is not None:
         ids, mask = model.tokenizer(TEXTS)
         expected = theirs.text(ids, mask)
+        if (theirs.path / "1_Pooling").is_dir():
+            assert model.config.text_pooling == "mean"
         if theirs.said:
             expected = torch.nn.functional.normalize(expected, dim=-1)
             close(model.encode_text(TEXTS), expected)

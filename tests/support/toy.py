@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from fedvlp.core.client import Client, named_state
 from fedvlp.core.method import Method
-from fedvlp.core.norm_statistics import AVERAGED, site_only
+from fedvlp.core.norm_statistics import AVERAGED, of_own_model, site_only
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, Batch, Broadcast, Reply, State, Update, VLOutput
 from fedvlp.federation.codec import PLAIN, Wire
@@ -92,6 +92,8 @@ class Pairs:
     """
 
     labels: Tensor | None = None
+    label_names: tuple[str, ...] = ()
+    several: tuple[Tensor, Tensor] | None = None
     modalities: tuple[str, ...] = ("image", "text")
 
     def __init__(self, image: Tensor, text: Tensor, tick: Callable[[], None] = lambda: None, **held_out: Any) -> None:
@@ -127,6 +129,13 @@ class Pairs:
 
     def share_images(self, share: Any) -> None:
         """They are whole."""
+
+    def report_batches(self, batch_size: int) -> Iterator[Batch] | None:
+        """All texts of records that have ``several`` [m, .], each with its ``owner`` [m]."""
+        if self.several is None:
+            return None
+        text, owner = self.several
+        return ({"row": owner[some], "text": text[some]} for some in torch.arange(len(text)).split(batch_size))
 
     def _batch(self, split: str, rows: Tensor) -> Batch:
         there = dict(zip(("image", "text"), self.content[split], strict=True))
@@ -176,6 +185,7 @@ class World:
         data = self.data.get(name, self.public)
         client = Client(name, self.rounds.seed, *self.modules(), data, public=self.public, site_only=self.site_only())
         client.public_id = self.public_id
+        client.own_norm = of_own_model(self.norm_statistics, self.method, client.state())
         client.initial = lambda: named_state(self.model(), self.objective())
         return client
 

@@ -145,6 +145,41 @@ def test_of_a_training_batch_one_film_is_read_and_the_same_records_are_drawn(
     assert torch.equal(generators[0].get_state(), generators[1].get_state())
 
 
+def retrieving(cached: bool) -> Experiment:
+    """The second of two sites has three retrieved reports a record."""
+    plain = experiment(cache_features=cached)
+    return replace(plain, partition=replace(plain.partition, image_only=1, public=0.2, retrieve=3))
+
+
+def test_a_drawn_report_has_its_own_tokens() -> None:
+    """Of records with three reports each, a step's text tokens are those of the one that was drawn; so are all."""
+    plain, cached = (Assembly(retrieving(on)).data("site-2") for on in (False, True))
+    model, _ = Assembly(retrieving(False)).modules("site-2")
+    model.eval()
+    drawn, own = (next(data.train_batches(1, 8, torch.Generator().manual_seed(5))) for data in (cached, plain))
+    assert torch.equal(drawn["report"], own["report"])
+    assert not torch.equal(drawn["report"], 3 * drawn["row"]), "always the first one"
+    for seen, expected in ((drawn, own), *zip(cached.report_batches(50), plain.report_batches(50), strict=True)):
+        with torch.no_grad():
+            encoded = model.towers({name: tensor for name, tensor in expected.items() if name != "image"})
+        assert torch.equal(seen["row"], expected["row"])
+        real = expected["text_mask"]
+        torch.testing.assert_close(seen[TEXT_TOKENS][real], encoded.text[real], rtol=1e-5, atol=1e-5)
+
+
+def test_towers_that_train_read_a_drawn_report_anew() -> None:
+    """Tokens are kept by record, and would be another report's."""
+    assembly = Assembly(retrieving(False))
+    site = assembly.client("site-2", assembly.data("site-2"), "site-2")
+    site.fixed = FixedFeatures()
+    (batch,) = site.data.train_batches(1, 4, torch.Generator().manual_seed(1))
+    state = {name: tensor.clone() for name, tensor in site.state().items()}
+    assert site.fixed.encoded(site, batch, state, None) is batch
+    assert site.fixed.pooled(site, batch, state, None) is None
+    one_each = {name: tensor for name, tensor in batch.items() if name != "report"}
+    assert TEXT_TOKENS in site.fixed.encoded(site, one_each, state, None)
+
+
 def test_in_a_folder_they_outlast_the_process(tmp_path: Path) -> None:
     """Another process reads them; other towers, or other films, have others."""
     assembly = Assembly(experiment())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from io import TextIOWrapper
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Annotated
 
 import typer
@@ -22,6 +23,7 @@ from fedvlp.cli import (
     sweep_command,
     use_commands,
 )
+from fedvlp.core.disk import fullest, is_full
 
 HELP = """Federated vision-language pre-training for chest X-rays, on NVIDIA FLARE.
 
@@ -99,6 +101,8 @@ def _in_our_words(error: Exception) -> str | None:
 
     Imports are here, and those with torch last: `--help` and a mistake in the arguments do not wait for it.
     """
+    if is_full(error) and not type(error).__module__.startswith("fedvlp"):
+        return fullest([Path.cwd(), Path(gettempdir()), *map(Path, sys.argv[1:])])
     if isinstance(error, OSError) and error.errno is not None:  # the disk, a folder, a permission
         file = Path(str(error.filename or "")).absolute()
         given = [word for word in sys.argv[1:] if error.filename and file.is_relative_to(Path(word).absolute())]

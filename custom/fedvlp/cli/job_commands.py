@@ -60,13 +60,15 @@ def jobs_export(
     settings: Setting = None,
     seed: Seed = None,
     start: Start = None,
-    mlflow: Annotated[str, typer.Option(help="URI of an MLflow server for the sites' curves.")] = "",
     child: Annotated[bool, typer.Option("--child", help="Train in a process of its own: a crash costs a task")] = False,
     processes: Annotated[
         int, typer.Option(min=1, help="With --child: processes a task trains in, where the site does not say how many.")
     ] = 1,
     link_mbit: Annotated[
-        float | None, typer.Option(help="Speed of the slowest link in Mbit/s; sets all timeouts for this model.")
+        float | None, typer.Option(help="Speed of the slowest site's link in Mbit/s; sets all timeouts for this model.")
+    ] = None,
+    server_mbit: Annotated[
+        float | None, typer.Option(help="With --link-mbit: the server's own line, which all sites share at once.")
     ] = None,
     task_minutes: Annotated[
         int | None,
@@ -93,6 +95,7 @@ def jobs_export(
     from fedvlp.deploy.named_data import NamedData
     from fedvlp.flare.jobs import write_job
     from fedvlp.flare.timeouts import Timeouts, model_bytes
+    from fedvlp.run.assembly import Assembly
     from fedvlp.run.cautions import drawn_data
     from fedvlp.run.fitting import for_sites
 
@@ -100,13 +103,26 @@ def jobs_export(
     if isinstance(experiment.data, NamedData):
         experiment = for_sites(experiment, at or [])
     longest = 60 * (task_minutes or 60)
-    timeouts = None if link_mbit is None else Timeouts.of(model_bytes(experiment), link_mbit, longest)
+    timeouts = None
+    if link_mbit is not None:
+        shared = _shared(link_mbit, server_mbit, len(at or Assembly(experiment).sites()))
+        timeouts = Timeouts.of(model_bytes(experiment), shared, longest)
+    elif server_mbit is not None:
+        raise ValueError("--server-mbit needs --link-mbit, the speed of the slowest site's link")
     waits = {"timeouts": timeouts, "task_timeout": longest if task_minutes else 0}
-    options: dict[str, Any] = {"sites": at or (), "mlflow": mlflow, "child": child, "encrypted": encrypted, **waits}
+    options: dict[str, Any] = {"sites": at or (), "child": child, "encrypted": encrypted, **waits}
     options |= {"gpus": gpus, "gpu_memory": gpu_memory}
     for sentence in drawn_data(experiment):
         print(f"CAUTION: {sentence}.", file=sys.stderr)
     print(write_job(experiment, out, custom=not installed, bundled=bundled, processes=processes, **options))
+
+
+def _shared(link: float, server: float | None, sites: int) -> float:
+    """Mbit/s that a site has while all transfer at once, which it says: they begin a phase together."""
+    each = min(link, server / sites) if server is not None else link
+    asks = "" if server is not None else "; if its line has less, give --server-mbit"
+    print(f"timeouts: {each:g} Mbit/s a site, {each * sites:g} at the server with all {sites}{asks}", file=sys.stderr)
+    return each
 
 
 def _refuse_sites_without_records(experiment: Experiment, at: list[str]) -> None:

@@ -9,7 +9,7 @@ import typer
 GROUP = "fedvlp.commands"
 """The entry points whose values are Typer applications, one command each."""
 
-STUDIES = ("claims", "reproduce")
+STUDIES = ("attack", "claims", "reproduce")
 
 app = typer.Typer()
 """Empty until :func:`add_installed`: importing fedvlp imports no other distribution."""

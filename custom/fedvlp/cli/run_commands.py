@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,7 +44,7 @@ Runs = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
 app = typer.Typer()
 
 
-WITH_RESUME = {"preset", "resume", "workers", "accept_phi_risk", "accept_phi_kind", "mlflow", "plugins"}
+WITH_RESUME = {"preset", "resume", "workers", "accept_phi_risk", "accept_phi_kind", "plugins"}
 """The options of ``simulate`` that are read where a run resumes; the command that is printed at Ctrl-C has them."""
 
 
@@ -77,10 +77,6 @@ def simulate(
     workers: Annotated[int, typer.Option(help="Sites trained side by side; 0 = as many as cores.")] = 0,
     accept_phi_risk: AcceptAll = False,
     accept_phi_kind: AcceptKinds = None,
-    mlflow: Annotated[
-        str,
-        typer.Option("--mlflow", help="URI of an MLflow server that gets the curves too, e.g. http://127.0.0.1:5000."),
-    ] = "",
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Says what a run would take, after a few steps; leaves nothing but the cache."),
@@ -93,11 +89,10 @@ def simulate(
     if workers < 0:
         raise ValueError(f"--workers is {workers}; give how many sites train side by side, or 0 = as many as cores")
     again = ["--workers", str(workers)] if workers else []
-    again += ["--mlflow", mlflow] if mlflow else []
     again += typed_again(accept_phi_risk, accept_phi_kind, plugins)
     if resume is not None:
         folder, experiment = resumed(context, resume, preset, WITH_RESUME, "the preset")
-        return show_run(experiment, folder, workers, accept, again, mlflow)
+        return show_run(experiment, folder, workers, accept, again)
     asked = asked_for(preset, config, data, sites, site, cache, settings, like, start, seed)
     experiment = with_features_kept(asked, runs)
     if dry_run:
@@ -106,10 +101,10 @@ def simulate(
 
     folder = RunFolder.create(runs, experiment)
     with folder.removed_unless_begun():
-        show_run(experiment, folder, workers, accept, again, mlflow)
+        show_run(experiment, folder, workers, accept, again)
 
 
-def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted, again: list[str], mlflow: str) -> None:
+def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted, again: list[str]) -> None:
     """Runs ``experiment``, or resumes it, and shows it; ``again``: options that are to be typed again to resume."""
     from rich.console import Console
 
@@ -122,14 +117,12 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
     print(f"run {folder.path} ({experiment.name})")
     goes_on_with("fedvlp", "simulate", "--resume", str(folder.path), *again)
     bar = RunBar(console, experiment.rounds.rounds)
-    cautions: list[str] = []
-
-    def show_caution(sentence: str) -> None:
-        console.print(f"CAUTION: {printable(sentence)}.", style="bold red", markup=False, highlight=False)
 
     def caution(sentence: str) -> None:
-        cautions.append(sentence)
-        show_caution(sentence)
+        console.print(f"CAUTION: {printable(sentence)}.", style="bold red", markup=False, highlight=False)
+
+    def say(sentence: str) -> None:
+        console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True)
 
     def report(record: dict[str, Any]) -> None:
         bar.note(record)
@@ -142,16 +135,14 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
         accept_phi_risk=accept,
         report=report,
         caution=caution,
-        say=lambda sentence: console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True),
+        say=say,
         watch=bar.showing,
-        mlflow=mlflow,
     )
-    for sentence in cautions:
-        show_caution(sentence)  # once more, beside the figures
-    page = write_report(folder)  # measures
+    page = write_report(folder, say=say)  # measures
     console.print(*summary_tables(experiment.name, summary(history, experiment.takes_steps)))
     show_beside(console, folder)
     print(f"model {folder.model}\nreport {page}")
+    print(f"with images and reports, for the eyes of their owner alone: fedvlp report {folder.path} --films")
 
 
 def asked_for(
@@ -220,13 +211,14 @@ def tell_dry_run(experiment: Any, workers: int, accept: Accepted) -> None:
         console.print(line, markup=False, highlight=False)
 
 
-def write_report(folder: Any, intervals: bool = False, films: bool = False) -> Path:
+def write_report(folder: Any, intervals: bool = False, films: bool = False, say: Callable[[str], None] = print) -> Path:
     """Writes the run's report page and returns its path; measured with ``intervals``, or where few records are."""
     from fedvlp.report.run_page import write
     from fedvlp.run import beside
 
-    (beside.measure if intervals else beside.measure_unasked)(folder)
-    return write(folder, films)
+    (beside.measure if intervals else beside.measure_unasked)(folder, say)
+    with beside.timed(say, "writing the report"):
+        return write(folder, films)
 
 
 @app.command("runs", rich_help_panel=panels.JUDGE)
@@ -300,22 +292,14 @@ def tell_outgoing(folder: RunFolder) -> None:
 
 @app.command(rich_help_panel=panels.JUDGE)
 def audit(
-    context: typer.Context,
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.", callback=known.run_in)],
-    controls: Annotated[
-        bool, typer.Option("--controls/--no-controls", help="Also plants a leak, which the attacks must find.")
-    ] = True,
-    invert: Annotated[
-        float,
-        typer.Option("--invert", help="Seconds to reconstruct images from a gradient; feasible for tiny towers alone."),
-    ] = 0.0,
     outgoing: Annotated[
         bool,
         typer.Option("--outgoing", help="Only shows what a site's limit on membership would measure."),
     ] = False,
     plugins: Plugins = None,
 ) -> None:
-    """Tests membership inference and other attacks on a run's model; report and model card say the result."""
+    """Tests membership inference on a run's model; report and model card say the result."""
     from rich.console import Console
 
     from fedvlp.cli.tables import audit_tables
@@ -325,12 +309,8 @@ def audit(
     use_plugins(plugins)
     folder = RunFolder(run)
     if outgoing:
-        if unread := given(context, {"run", "outgoing", "plugins"}):
-            raise ValueError(
-                f"--outgoing shows a measurement and attacks nothing; leave {', '.join(unread.values())} out"
-            )
         return tell_outgoing(folder)
-    measured = audits.measure(folder, controls, invert=invert)
+    measured = audits.measure(folder)
     console = Console()
     console.print(*audit_tables(measured))
     for sentence in measured.controls():
@@ -379,7 +359,7 @@ def evaluate(
     context: typer.Context,
     run: Annotated[
         Path,
-        typer.Argument(help="Folder of a run; linear-probe, segmentation, vqa, retrieval, zero-shot: of a model too."),
+        typer.Argument(help="Folder of a run; linear-probe, segmentation, retrieval, zero-shot: of a model too."),
     ],
     what: Annotated[
         str, typer.Option(help="linear-probe, zero-shot, ... or a plugin's; a name that is none of them lists all.")
@@ -392,8 +372,6 @@ def evaluate(
         list[Path] | None, typer.Option("--against", help="Another run or model to compare with; may be repeated.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of training at most; default: the protocol's.")] = None,
-    layers: Annotated[int | None, typer.Option(help="shallow, deep: layers per encoder; default: a third.")] = None,
-    own: Annotated[bool, typer.Option("--own", help="Re-train as the run's method does, not plainly.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Where the files of a downstream evaluation go; default: the run's folder.")
     ] = None,
@@ -409,17 +387,18 @@ def evaluate(
 
     from fedvlp.cli.tables import table_of_file
     from fedvlp.run.config import choose
-    from fedvlp.run.evaluate import EVALUATIONS, Choices
+    from fedvlp.run.evaluate import EVALUATIONS, choices_of
     from fedvlp.run.folder import RunFolder
     from fedvlp.run.model_use import decoded_size
 
     measure = choose("evaluation", what, "EVALUATIONS", EVALUATIONS)
-    refuse_unread(what, given(context), settings or [])
+    kind = choices_of(measure)
+    refuse_unread(what, given(context), settings or [], kind.reads)
     folder = RunFolder(run)
     chosen = None if data is None else records_of(data, decoded_size(run))
     if chosen is None and folder.config.exists() and any(one.startswith("data.") for one in settings or []):
         chosen = folder.experiment().data  # the run's own records, read otherwise
-    choices = Choices(steps, layers, own, chosen, tuple(against or ()), out)
+    choices = kind(steps, chosen, tuple(against or ()), out)
     console = Console(markup=False, highlight=False)
     for file in measure(folder, overridden(choices, settings)):
         if (table := table_of_file(file)) is not None:
@@ -427,17 +406,20 @@ def evaluate(
         print(f"wrote {file}")
 
 
-def refuse_unread(what: str, options: Mapping[str, str], settings: Sequence[str]) -> None:
+def refuse_unread(
+    what: str, options: Mapping[str, str], settings: Sequence[str], reads: frozenset[str] | None = None
+) -> None:
     """Raises ValueError for an option or setting that the evaluation does not read, and where --set names an option.
 
-    ``options``: name of each that was given -> as it is typed.
+    ``options``: name of each that was given -> as it is typed. ``reads``: those that a plugin's evaluation reads; None:
+    it does not say.
     """
     from fedvlp.run.evaluate import EVALUATIONS, READ_BY
 
     typed = {name: option for name, option in options.items() if name in READ_BY}
     for setting in settings:
         key = setting.partition("=")[0]
-        if key in ("steps", "layers", "own", "data", "against", "out"):
+        if key in ("steps", "data", "against", "out"):
             raise ValueError(f"--set {key}: that is an option and no setting; give --{key}")
         head = key.partition(".")[0]
         typed.setdefault(head, f"--set {key}")
@@ -446,3 +428,5 @@ def refuse_unread(what: str, options: Mapping[str, str], settings: Sequence[str]
         if readers and what in EVALUATIONS and what not in readers:
             others = [other for other in EVALUATIONS if other in readers]
             raise ValueError(f"{option} is read by --what {', '.join(others)}; leave it out with --what {what}")
+        if readers and reads is not None and name not in reads:
+            raise ValueError(f"{option} is not read by --what {what}; leave it out")

@@ -78,6 +78,7 @@ def dry_run_lines(plan: DryRun, workers: int) -> list[str]:
         f"traffic: {plan.bytes / 1e6:,.1f} MB of tensors to and from all sites",
         f"memory: {plan.peak_bytes / 2**30:.1f} GiB at the peak of one process; up to {workers} train side by side",
         f"time: about {shown}, if every site takes as long as {plan.probed}, of which a few steps were timed",
+        *([f"of these about {plan.measuring:.0f} s to measure the test records"] if plan.measuring >= 1 else []),
         *([f"this dry run: {plan.processor_seconds:.0f} s of processor"] if plan.processor_seconds >= 1 else []),
         *([] if math.isnan(plan.reach) else [_reach_line(plan)]),
     ]
@@ -260,7 +261,7 @@ def _areas(name: str, figures: dict[str, dict[str, float]]) -> Table:
 
 
 def audit_tables(audit: Audit) -> list[Table]:
-    """What the attacks reach: on every model at all sites together, on single updates; what epsilon allows at most."""
+    """What the attacks reach: on every model at all sites together; what epsilon allows at most."""
     from fedvlp.run.audit import BOUNDS, COLUMNS, bound_cells, row_cells
 
     title = "membership at all sites: 50 is chance; in brackets 95 % intervals over patients"
@@ -268,7 +269,7 @@ def audit_tables(audit: Audit) -> list[Table]:
     if audit.bounds:
         title = "what epsilon leaves to any attack at most"
         tables.append(plain_table(title, BOUNDS, [bound_cells(one) for one in audit.bounds]))
-    return tables + [plain_table(title, head, lines) for title, head, lines in audit.updates()]
+    return tables
 
 
 # The bar below the lines of a run on a terminal: how far it is, the time left, its speed, the worst site so far.

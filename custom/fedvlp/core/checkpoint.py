@@ -8,10 +8,10 @@ CRC-32, a third of a second of a processor per GB, and no protection against del
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedvlp.core.disk import free_space, is_full
 from fedvlp.core.json_file import refuse_special
 from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import State
@@ -63,16 +64,26 @@ def _discard(temporary: Path) -> None:
         temporary.unlink()
 
 
+@contextlib.contextmanager
+def _discarded(temporary: Path) -> Iterator[None]:
+    """Around a write: what it leaves when it fails is removed before anybody asks how much space is free."""
+    try:
+        yield
+    finally:
+        _discard(temporary)
+
+
 def unwritten(path: Path, error: Exception, size: int, intact: str = "") -> CheckpointError:
     """What to raise when ``error`` kept ``size`` bytes from being written as ``path``; ``intact`` is still whole.
 
     ``intact``: by default the file that ``path`` was before, if there was one.
     """
-    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+    full = is_full(error)
     why = "the disk is full" if full else getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+    needs = f"it needs {size:,} bytes there" + (f": {free_space(path.parent, size)}" if full else "")
     intact = intact or ("The previous file" if path.exists() else "What was there")
     failure = CheckpointError(
-        f"cannot write {path.name} in {path.parent}: {why}; it needs {size:,} bytes there. "
+        f"cannot write {path.name} in {path.parent}: {why}; {needs}. "
         f"{intact} is intact: free space (or make the folder writable), then resume the run, or, where there is none, "
         "start again.",
         public="cannot write a file of the run: the disk is full; it needs {size:,} bytes"
@@ -84,20 +95,26 @@ def unwritten(path: Path, error: Exception, size: int, intact: str = "") -> Chec
     return failure
 
 
+@contextlib.contextmanager
+def writing(path: Path, size: int, intact: str = "") -> Iterator[None]:
+    """Around what writes ``size`` bytes as ``path``. Raises CheckpointError, as ``unwritten`` words it."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise unwritten(path, error, size, intact) from error
+
+
 def save_tensors(path: Path, tensors: State, header: dict[str, Any] | None = None) -> None:
     """Writes ``tensors`` and a JSON ``header`` atomically. Raises CheckpointError, the old file untouched."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     size = sum(t.numel() * t.element_size() for t in tensors.values())
-    try:
+    with writing(path, size), _discarded(temporary):
         _make_room(path)
         contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         text = json.dumps(header or {})
         sums = {"": zlib.crc32(text.encode())} | {name: checksum(name, tensor) for name, tensor in contiguous.items()}
         save_file(contiguous, temporary, metadata={HEADER: f"{json.dumps(sums, sort_keys=True)}\n{text}"})
         replace_durably(temporary, path)
-    except (OSError, SafetensorError) as error:
-        _discard(temporary)
-        raise unwritten(path, error, size) from error
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -159,12 +176,9 @@ def save_text(path: Path, text: str) -> None:
 def save_bytes(path: Path, content: bytes, private: bool = False) -> None:
     """Writes ``content`` atomically, for its owner alone if it is ``private``. Raises CheckpointError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with writing(path, len(content)), _discarded(temporary):
         _make_room(path, private)
         if private:
             temporary.touch(mode=0o600)
         temporary.write_bytes(content)
         replace_durably(temporary, path)
-    except OSError as error:
-        _discard(temporary)
-        raise unwritten(path, error, len(content)) from error

@@ -49,6 +49,15 @@ class Data(Protocol):
         self, split: str, batch_size: int, *, drop_last: bool, rows: Tensor | None = None
     ) -> Iterator[Batch]: ...
 
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The findings of the columns of a batch's ``labels``."""
+        ...
+
+    def report_batches(self, batch_size: int) -> Iterator[Batch] | None:
+        """All reports of training records that have several, each with its record's ``row``; None where none has."""
+        ...
+
     def share_images(self, share: Callable[[int], slice] | None) -> None:
         """Of a training batch's images, reads those of ``share`` (of their number) alone, where it can."""
 
@@ -130,6 +139,7 @@ class Client:
     public_id: int = 0
     initial: Callable[[], State] | None = None  # the untrained weights, for sites that keep some of their own
     site_only: frozenset[str] = frozenset()  # tensors of the model that never leave the site (core/norm_statistics.py)
+    own_norm: frozenset[str] = frozenset()  # of a model that is the site's whole: the normalisation that it estimates
     counted: Callable[[], None] = lambda: None  # called after every optimiser step
     observer: GradientObserver | None = None  # gets the gradients' norms
     fixed: EncoderFeatures | None = None  # keeps what fixed encoders make of a record; None: they are run at every step

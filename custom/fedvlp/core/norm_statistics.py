@@ -6,6 +6,8 @@ gate refuses an update that holds one. A site completes every model that it rece
 with statistics that it estimates on its training records (Li et al., 2017, https://arxiv.org/abs/1603.04779).
 Differs from FedBN: there a site's running statistics are those of its last training, of other weights than the
 received mean (``studies/programs/norm_statistics.py`` measures both).
+A site that keeps a whole model of its own (``Local``) estimates the statistics of that in the same way. Otherwise a
+comparison of the two would be one of estimated statistics with running ones.
 
 Private adapters (models/adapters.py) are kept in the same way, whatever is done with the normalisation: a site begins
 with initial ones, which change nothing, and continues with those of its last training.
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from fedvlp.core.client import OBJECTIVE, TARGET
+from fedvlp.core.method import sends
 from fedvlp.core.seeds import seed
 from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import Batch, State, is_private, is_statistic
@@ -61,10 +64,16 @@ def normalisation(names: Iterable[str]) -> frozenset[str]:
 def site_only(choice: str, method: Schedule, names: Iterable[str]) -> frozenset[str]:
     """Of the names of a model those that stay at the sites; none where no weights travel anyway."""
     names = list(names)
-    if not any(method.shares(name, phase) for name in names for phase in method.phases(0)):
+    if not sends(method, names):
         return frozenset()
     private = frozenset(filter(is_private, names))
     return private | (normalisation(names) if choice == SITE else frozenset())
+
+
+def of_own_model(choice: str, method: Schedule, names: Iterable[str]) -> frozenset[str]:
+    """Of the names of a model the normalisation that its site estimates though it lacks nothing: no weights travel."""
+    names = list(names)
+    return normalisation(names) if choice == SITE and not sends(method, names) else frozenset()
 
 
 def split(memory: State) -> tuple[State, State]:
@@ -125,14 +134,16 @@ def _initial(client: Client) -> State:
 
 
 def estimate(client: Client) -> None:
-    """Sets the running statistics that stay at the client's site to the means over batches of its training records.
+    """Sets the running statistics that are its site's own to the means over batches of its training records.
 
-    All others stay as they are: those of a frozen tower are what it has learned. A layer that these records do not
-    reach (the site lacks its modality) reads the public set, if there is one; else it keeps what it has. Leaves model
-    and objective in eval mode, so dropout is off.
+    These are the ones that stay there, or all of a model that is the site's (``of_own_model``). All others stay as they
+    are: those of a frozen tower are what it has learned. A layer that these records do not reach (the site lacks its
+    modality) reads the public set, if there is one; else it keeps what it has. Leaves model and objective in eval mode,
+    so dropout is off.
     """
-    layers = normalising(client.model, client.site_only)
-    of_objective = normalising(client.objective, client.site_only, OBJECTIVE)
+    own = client.site_only | client.own_norm
+    layers = normalising(client.model, own)
+    of_objective = normalising(client.objective, own, OBJECTIVE)
     layers += of_objective
 
     def run(batch: Batch) -> None:

@@ -63,14 +63,6 @@ def clip_and_noise(update: State, received: Mapping[str, Tensor], clip: float, n
         }
 
 
-def share_of(noise_multiplier: float, honest: int) -> float:
-    """The noise multiplier of one share, where the sum of ``honest`` independent ones has ``noise_multiplier``.
-
-    Variances add up: m shares have sqrt(m / honest) times that, so every further one only adds to it.
-    """
-    return noise_multiplier / math.sqrt(honest)
-
-
 def _noised(tensor: Tensor, received: Tensor, scale: float, deviation: float) -> Tensor:
     released = torch.empty(tensor.shape, dtype=tensor.dtype)
     blocks = (t.reshape(-1).split(BLOCK) for t in (released, tensor, received))

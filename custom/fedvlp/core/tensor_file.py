@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedvlp.core.checkpoint import unread, unwritten
+from fedvlp.core.checkpoint import unread, writing
 from fedvlp.core.json_file import refuse_special
 from fedvlp.core.types import LazyState, total_size
 
@@ -85,14 +85,12 @@ class TensorFile(LazyState):
         flat = values.detach().contiguous().reshape(-1)
         if not flat.numel():
             return
-        try:
-            with open(self.path, "r+b", buffering=0) as file:
-                file.seek(self._start[name] + start * flat.element_size())
-                source = memoryview(flat.view(torch.uint8).numpy().data)
-                while source:
-                    source = source[file.write(source) :]
-        except OSError as error:
-            raise unwritten(self.path, error, flat.numel() * flat.element_size(), "The checkpoint") from error
+        size = flat.numel() * flat.element_size()
+        with writing(self.path, size, "The checkpoint"), open(self.path, "r+b", buffering=0) as file:
+            file.seek(self._start[name] + start * flat.element_size())
+            source = memoryview(flat.view(torch.uint8).numpy().data)
+            while source:
+                source = source[file.write(source) :]
 
     def checksum(self) -> int:
         """CRC-32 of the whole file."""
@@ -111,14 +109,13 @@ class TensorFile(LazyState):
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> TensorFile:
     """Writes tensors to a new file or over an old one, neither atomically nor synced. Raises CheckpointError."""
     state = {name: tensors[name].detach().contiguous() for name in tensors}
-    try:
+    with writing(path, total_size(state), "The checkpoint"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(state, path)
-    except (OSError, SafetensorError) as error:
-        path.unlink(missing_ok=True)
-        raise unwritten(
-            path, error, sum(t.numel() * t.element_size() for t in state.values()), "The checkpoint"
-        ) from error
+        try:
+            save_file(state, path)
+        except (OSError, SafetensorError):
+            path.unlink(missing_ok=True)
+            raise
     return TensorFile(path)
 
 
@@ -160,11 +157,10 @@ def _on_disk(tensors: Mapping[str, Tensor], folder: Path) -> Callable[[str], Ten
         left.unlink(missing_ok=True)
     handle, name = tempfile.mkstemp(dir=folder, suffix=".safetensors")
     os.close(handle)
-    try:
-        save_file({n: t.detach().contiguous() for n, t in tensors.items()}, name)
-        read: Callable[[str], Tensor] = safe_open(name, framework="pt").__enter__().get_tensor
-        return read
-    except (OSError, SafetensorError) as error:
-        raise unwritten(Path(name), error, total_size(tensors), "The checkpoint") from error
-    finally:
-        os.unlink(name)
+    with writing(Path(name), total_size(tensors), "The checkpoint"):
+        try:
+            save_file({n: t.detach().contiguous() for n, t in tensors.items()}, name)
+            read: Callable[[str], Tensor] = safe_open(name, framework="pt").__enter__().get_tensor
+        finally:
+            os.unlink(name)
+    return read

@@ -85,6 +85,9 @@ IMAGE_TOKENS, TEXT_TOKENS = "image_tokens", "text_tokens"
 
 training/frozen_features.py puts them there."""
 
+DRAWN_REPORT = "report"
+"""Key of a batch whose records have several reports: which of all of them was drawn for each, int64 [B]."""
+
 SPECIAL, WORD, CONTINUATION = 0, 1, 2
 """What a token id stands for: [CLS], [SEP] or padding; the first piece of a word; another piece of the same word."""
 
@@ -111,8 +114,6 @@ class Broadcast:
     lr_scale: float = 1.0  # factor of the learning rate in this phase, >= 0
     loss_scale: float = 1.0  # factor of the loss in this phase, >= 0
     public_id: int | None = None  # id of the server's public set, from 0 to 2^53; None where the run has none
-    copy_base: int = 0  # label of the copy that the tensors change (federation/wire.py); 0: they are complete
-    copy_label: int = 0  # label of the copy that results
     scalars: dict[str, float] = field(default_factory=dict)  # the method's; a hook adds to them, replaces none
 
 

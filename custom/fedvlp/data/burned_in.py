@@ -42,13 +42,27 @@ LONG = 6  # letters and digits
 LETTERS = 3  # letters and digits of a word that may identify somebody
 WORD = "5"  # level of a line of Tesseract's table that is about one word
 
-MARKERS = (
-    "LEFT", "RIGHT", "LAT", "LATERAL", "PORTABLE", "PORT", "MOBILE", "ERECT", "APERECT", "PAERECT", "SUPINE",
-    "APSUPINE", "PRONE", "UPRIGHT", "SEMI", "SEMIERECT", "SEMIUPRIGHT", "SITTING", "SEATED", "STANDING", "RECUMBENT",
-    "DECUBITUS", "CROSSTABLE", "CHEST", "THORAX", "VIEW", "FRONTAL", "INSPIRATION", "EXPIRATION", "INSP", "BED",
-    "BEDSIDE",
-)  # fmt: skip
+SPOKEN = {
+    "side and view": "LEFT RIGHT LAT LATERAL FRONTAL OBLIQUE LORDOTIC ANTERIOR POSTERIOR POSTEROANTERIOR VIEW RAP LAP "
+    "RPA LPA ANTEROPOSTERIOR CHEST THORAX APICAL SIDE CROSSTABLE HORIZONTAL BEAM GRID",
+    "position": "ERECT SUPINE PRONE UPRIGHT SEMI SEMIERECT SEMIUPRIGHT SEMISUPINE SEMIRECUMBENT SITTING SEATED "
+    "STANDING RECUMBENT DECUBITUS LYING",
+    "breath": "INSPIRATION EXPIRATION INSPIRATORY EXPIRATORY INSP FULL POST PRE",
+    "where, and on what device": "PORTABLE PORT MOBILE BED BEDSIDE ICU ITU CCU HDU STRETCHER TROLLEY WHEELCHAIR CHAIR "
+    "TABLE UNIT XRAY RADIOGRAPH DRX CARESTREAM FUJIFILM AGFA KODAK SHIMADZU",
+    "German": "LIEGEND STEHEND SITZEND LINKS RECHTS",
+    "French": "COUCHE DEBOUT ASSIS DROITE GAUCHE",
+    "Spanish, Italian, Portuguese": "SUPINO SUPINA PRONO PORTATIL DECUBITO BIPEDESTACION DERECHA IZQUIERDA LETTO "
+    "ORTOSTATISMO SEDUTO",
+}
+MARKERS = frozenset(word for words in SPOKEN.values() for word in words.split())
 """Words beside an image's side that say how it was taken, and nothing about whom it shows."""
+
+MISREAD = [marker for marker in MARKERS if len(marker) >= 6 or marker == "ERECT"]
+"""Those that a misread word may be taken for: of shorter ones, WRIGHT and PORTER are a letter or two away."""
+
+PIECES = frozenset({"AP", "PA", *(marker for marker in MARKERS if len(marker) >= 4)})
+"""Of markers that stand without a blank between them, as APERECTMOBILE."""
 
 _reading = Lock()  # one reader in a process
 
@@ -76,8 +90,24 @@ def may_identify(word: str, confidence: float) -> bool:
     needed = OF_LONG if len(plain) >= LONG else OF_SMALL if plain.islower() and plain.isalpha() else CONFIDENCE
     if confidence < needed or len(plain) < LETTERS:
         return False
-    plain = plain.upper()
-    return not (plain in MARKERS or (plain.isalpha() and get_close_matches(plain, MARKERS, cutoff=0.8)))
+    if not plain.isalpha():
+        return True
+    said = re.split(r"[\W_]+", word.upper())
+    return not _is_marker(plain.upper()) and not all(len(one) < LETTERS or _is_marker(one) for one in said)
+
+
+def _is_marker(word: str) -> bool:
+    """Whether capital letters are a marker, a misread one, or several without a blank."""
+    return word in MARKERS or bool(get_close_matches(word, MISREAD, cutoff=0.8)) or _joins(word)
+
+
+def _joins(word: str) -> bool:
+    """Whether more than four capital letters are ``PIECES`` one after the other."""
+    ends = {0}
+    for end in range(1, len(word) + 1):
+        if any(word[start:end] in PIECES for start in ends):
+            ends.add(end)
+    return len(word) > 4 and len(word) in ends
 
 
 def _at_reading_size(pixels: np.ndarray) -> np.ndarray:

@@ -100,9 +100,10 @@ class Cohort:
     images: Callable[[np.ndarray], np.ndarray]  # rows [n] int -> uint8 [n, S, S], grey, or as ``channels`` says
     fingerprint: str  # hash that changes whenever any pixel or report would
     imaged: np.ndarray | None = None  # [N] bool, False where a row has no image; None = every row has one
-    report_from: tuple[str, ...] | None = (
-        None  # id of the row a retrieved report was copied from; "" where it is its own
+    report_from: tuple[tuple[str, ...], ...] | None = (
+        None  # ids of the rows of retrieved reports; () where it is its own
     )
+    more_reports: tuple[tuple[str, ...], ...] | None = None  # retrieved beside that in ``reports``; () where none were
     phi: Mapping[str, int] = field(default_factory=dict)  # kind of identifier -> reports that hold one (data/deid.py)
     private: bool = False  # whether the ids are of a hospital's own records: see data/record_ids.py
     masks: Callable[[np.ndarray], dict[str, np.ndarray]] | None = (
@@ -213,7 +214,7 @@ class Cohort:
             ids=named(self.ids),
             patients=named(self.patients),
             studies=named(self.studies),
-            report_from=None if self.report_from is None else named(self.report_from),
+            report_from=None if self.report_from is None else tuple(map(named, self.report_from)),
         )
 
     def has_image(self) -> np.ndarray:
@@ -290,9 +291,10 @@ class Cohort:
         names, labels = _joined_labels(cohorts)
         subgroup_names, subgroups = _joined_subgroups(cohorts)
         identifiers = sum((Counter(cohort.phi) for cohort in cohorts), Counter())
-        retrieved = tuple(
-            chain.from_iterable(cohort.report_from or ("",) * len(cohort) for cohort in cohorts)
-        )  # [N] id, or "" for a row's own report
+        retrieved, more = (
+            tuple(chain.from_iterable(getattr(cohort, name) or ((),) * len(cohort) for cohort in cohorts))
+            for name in ("report_from", "more_reports")
+        )
         return Cohort(
             ids=chained("ids"),
             patients=chained("patients"),
@@ -306,6 +308,7 @@ class Cohort:
             fingerprint=digest(*(cohort.fingerprint for cohort in cohorts)),
             imaged=np.concatenate([cohort.has_image() for cohort in cohorts]),
             report_from=retrieved if any(retrieved) else None,
+            more_reports=more if any(more) else None,
             phi=dict(identifiers),
             private=any(cohort.private for cohort in cohorts),
             channels=max(cohort.channels for cohort in cohorts),

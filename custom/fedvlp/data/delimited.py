@@ -72,6 +72,7 @@ def read(raw: bytes, wanted: Collection[str], encoding: str = "", delimiter: str
     character, for what ``rows`` refuses, and for a column that is there twice.
     """
     text, known = decoded(raw, encoding)
+    text = text.replace("\0", "")  # as a database pads cells; Python 3.10 reads no CSV with it
     if above := SEPARATOR_LINE.match(text):
         text, delimiter = text[above.end() :], delimiter or above[1]
     text, titles = _below_title(text, wanted, delimiter)
@@ -279,7 +280,7 @@ def rows(lines: Iterable[str], source: str, delimiter: str = ",", first: int = 1
     start = first
     limit = csv.field_size_limit(2**31 - 1)  # a report may exceed the default of 131,072 characters
     try:
-        reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        reader = csv.reader((line.replace("\0", "") for line in lines), delimiter=delimiter, strict=True)
         for row in reader:
             table.append(row)
             starts.append(start)

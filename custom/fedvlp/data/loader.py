@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.device import moved, prefetched, to_device
-from fedvlp.core.types import MODALITIES, Batch
+from fedvlp.core.types import DRAWN_REPORT, MODALITIES, Batch
 from fedvlp.data.cohort import Cohort, NoRecordsError, digest
 from fedvlp.data.sentences import units
 
@@ -37,8 +37,8 @@ word that it does not know."""
 
 
 @dataclass(frozen=True)
-class _Sentences:
-    """The M units of text of a split's n rows; those of row i are ``first[i]`` to ``first[i + 1]``."""
+class _Units:
+    """The M sentences or reports of a split's n rows; those of row i are ``first[i]`` to ``first[i + 1]``."""
 
     text: Tensor  # [M, T] int64
     mask: Tensor  # [M, T] bool
@@ -102,7 +102,10 @@ class SiteData:
         self._share: Callable[[int], slice] | None = None
         self._splits: dict[str, _Split] = {}
         self._of_sentences = sentences
-        self._sentences: _Sentences | None = None
+        self._several = (
+            any(cohort.more_reports[row] for row in self._rows.get("train", ())) if cohort.more_reports else False
+        )
+        self._units: _Units | None = None
         self.modalities = self._present(np.concatenate([np.empty(0, dtype=np.int64), *self._rows.values()]))
 
     def modalities_in(self, split: str) -> tuple[str, ...]:
@@ -196,27 +199,52 @@ class SiteData:
         return [batches[index] for index in torch.randperm(len(batches), generator=generator)]
 
     def _drawn(self, rows: Tensor, generator: torch.Generator) -> Batch:
-        """What takes the place of the training records' reports: a sentence of each, where that is asked for."""
-        if not self._of_sentences:
+        """What takes the place of the training records' reports: a sentence of each, or one of several reports."""
+        if not (self._of_sentences or self._several):
             return {}
-        if self._sentences is None:
-            self._sentences = self._read_sentences()
-        units = self._sentences
+        units = self._read_units()
         chosen = units.draw(rows, generator)
+        drawn = self._texts(units, chosen)
+        return drawn | ({"text_labels": units.labels.index_select(0, chosen)} if self._of_sentences else {})
+
+    def _texts(self, units: _Units, chosen: Tensor) -> Batch:
+        """Text and mask of the units ``chosen`` [b], and which they are."""
         longest = self._padded(units.lengths[chosen], units.text)
         return {
             "text": units.text[:, :longest].index_select(0, chosen),
             "text_mask": units.mask[:, :longest].index_select(0, chosen),
-            "text_labels": units.labels.index_select(0, chosen),
+            **({} if self._of_sentences else {DRAWN_REPORT: chosen}),
         }
 
-    def _read_sentences(self) -> _Sentences:
-        """The training records' sentences. Raises ValueError for a cohort whose sentences have no labels."""
-        of_rows = [units(self._cohort, row) for row in self._rows["train"].tolist()]
-        text, mask, lengths = self._tokens([sentence for of_row in of_rows for sentence, _ in of_row])
-        labels = np.stack([labels for of_row in of_rows for _, labels in of_row])
-        first = np.cumsum([0, *map(len, of_rows)])
-        return _Sentences(text, mask, lengths, torch.from_numpy(labels), torch.from_numpy(first))
+    def report_batches(self, batch_size: int) -> Iterator[Batch] | None:
+        """All reports of the training records that have several, each with the ``row`` that it belongs to, in order.
+
+        ``report`` [b] is the number of each. None where each record has one report at most, or sentences are drawn.
+        """
+        if not self._several or self._of_sentences:
+            return None
+        units = self._read_units()
+        owner = torch.repeat_interleave(torch.arange(self.num_train), units.first.diff())
+        numbers = torch.arange(len(owner)).split(batch_size)
+        return (
+            self._served({"row": owner[some], **self._texts(units, some)}, lambda images: images) for some in numbers
+        )
+
+    def _read_units(self) -> _Units:
+        """The training records' sentences or reports. Raises ValueError for a cohort whose sentences have no labels."""
+        if self._units is None:
+            of_rows = [list(self._units_of(row)) for row in self._rows["train"].tolist()]
+            text, mask, lengths = self._tokens([unit for of_row in of_rows for unit, _ in of_row])
+            labels = np.stack([labels for of_row in of_rows for _, labels in of_row])
+            first = np.cumsum([0, *map(len, of_rows)])
+            self._units = _Units(text, mask, lengths, torch.from_numpy(labels), torch.from_numpy(first))
+        return self._units
+
+    def _units_of(self, row: int) -> Iterator[tuple[str, np.ndarray]]:
+        """The sentences of all of a record's reports, or the reports, each with its labels."""
+        more = self._cohort.more_reports
+        for report in (self._cohort.reports[row], *(more[row] if more else ())):
+            yield from units(self._cohort, row, report) if self._of_sentences else [(report, self._cohort.labels[row])]
 
     def batches(self, split: str, batch_size: int, *, drop_last: bool, rows: Tensor | None = None) -> Iterator[Batch]:
         """Batches of the split in its order, or of its positions ``rows`` [n] int64 in the order given.

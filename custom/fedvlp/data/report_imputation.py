@@ -1,8 +1,8 @@
-"""Retrieves a report from the public set for records that have none, by their labels (PMS-FM's sites without reports).
+"""Retrieves reports from the public set for records that have none, by their labels (PMS-FM's sites without reports).
 
 PMS-FM (Wang et al., 2025, https://openreview.net/forum?id=zfLHmnU1fs) names "label-based report retrieval" without
-detail. Here a record gets the report of a public training record with the same label vector, or, without one, with the
-largest Jaccard index of the findings present. Among equals, the seed and the record's id alone decide.
+detail. Here a record gets the k reports of public training records whose labels agree best: the same label vector
+first, then by the Jaccard index of the findings present. Among equals, the seed and the record's id alone decide.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import numpy as np
 from fedvlp.data.cohort import PUBLIC, Cohort, digest
 
 
-def retrieve_reports(cohort: Cohort, seed: int) -> Cohort:
-    """The cohort with a report in every training row. ``report_from`` has the id of the public record it came from.
+def retrieve_reports(cohort: Cohort, seed: int, count: int = 1) -> Cohort:
+    """The cohort with ``count`` reports for every training row that had none.
 
-    Held-out rows stay as they are: a report that was found by their labels would be judged as if it were their own.
-    Only reports of the public set are searched, so no report of one site reaches another. Raises ValueError where the
-    public set has no training record with a report.
+    ``report_from`` has the ids of the rows that they are from. The first of a row's reports is in ``reports``, the
+    others in ``more_reports``; there are fewer where the public set is smaller. Held-out rows stay as they are: a
+    report that was found by their labels would be judged as if it were their own. Only reports of the public set are
+    searched, so no report of one site reaches another. Raises ValueError where the public set has no training record
+    with a report.
     """
     train = np.asarray(cohort.splits) == "train"
     missing = np.flatnonzero(train & ~cohort.has_report())
@@ -30,23 +32,45 @@ def retrieve_reports(cohort: Cohort, seed: int) -> Cohort:
             "retrieve_reports: the public set has no training record with a report; set partition.public, "
             "or name site 'public' in the table"
         )
-    matches = best_matches(cohort.labels[missing], cohort.labels[corpus])
-    reports, source = list(cohort.reports), [""] * len(cohort)
-    for row, candidates in zip(missing.tolist(), matches, strict=True):
-        draw = int(digest(str(seed), cohort.ids[row])[:12], 16)
-        chosen = int(corpus[candidates[draw % len(candidates)]])
-        reports[row], source[row] = cohort.reports[chosen], cohort.ids[chosen]
-    mark = digest(cohort.fingerprint, "retrieved", *source)
-    return replace(cohort, reports=tuple(reports), report_from=tuple(source), fingerprint=mark)
+    matches = best_matches(cohort.labels[missing], cohort.labels[corpus], count)
+    reports = list(cohort.reports)
+    more: list[tuple[str, ...]] = [()] * len(cohort)
+    source: list[tuple[str, ...]] = [()] * len(cohort)
+    for row, tiers in zip(missing.tolist(), matches, strict=True):
+        chosen = corpus[_drawn(tiers, int(digest(str(seed), cohort.ids[row])[:12], 16), count)].tolist()
+        reports[row], *others = (cohort.reports[one] for one in chosen)
+        more[row], source[row] = tuple(others), tuple(cohort.ids[one] for one in chosen)
+    mark = digest(cohort.fingerprint, "retrieved", *(name for of_row in source for name in (of_row or ("",))))
+    return replace(
+        cohort,
+        reports=tuple(reports),
+        more_reports=tuple(more) if any(more) else None,
+        report_from=tuple(source),
+        fingerprint=mark,
+    )
 
 
-def best_matches(labels: np.ndarray, corpus: np.ndarray) -> list[np.ndarray]:
-    """For each row of ``labels`` [n, L], the rows of ``corpus`` [M, L] that match best: ascending, at least one."""
+def _drawn(tiers: list[np.ndarray], draw: int, count: int) -> list[int]:
+    """``count`` of the rows of ``tiers``, better ones first, equals as ``draw`` says; all where there are fewer.
+
+    The first is the same whatever the count.
+    """
+    first = int(tiers[0][draw % len(tiers[0])])
+    order = np.concatenate([np.random.default_rng(draw).permutation(tier) for tier in tiers]).tolist()
+    return [first, *(row for row in order if row != first)][:count]
+
+
+def best_matches(labels: np.ndarray, corpus: np.ndarray, count: int = 1) -> list[list[np.ndarray]]:
+    """For each row of ``labels`` [n, L] the rows of ``corpus`` [M, L] that match best, in tiers of equals, best first.
+
+    Rows ascend within a tier; the tiers hold at least ``count`` rows together, or all.
+    """
     kinds, kind_of = np.unique(_codes(labels), axis=0, return_inverse=True)
     ranked = []
     for kind in kinds:
         score = match_scores(kind, _codes(corpus))
-        ranked.append(np.flatnonzero(score == score.max()))
+        least = np.sort(score)[-min(count, len(score))]
+        ranked.append([np.flatnonzero(score == one) for one in np.unique(score[score >= least])[::-1]])
     return [ranked[index] for index in kind_of.reshape(-1)]
 
 
@@ -65,8 +89,8 @@ def provenance(cohort: Cohort) -> list[tuple[str, str, str]]:
     """(id, id of the record that its report came from, "exact" or the Jaccard index) of every retrieved report."""
     row_of = {name: row for row, name in enumerate(cohort.ids)}
     codes, rows = _codes(cohort.labels), []
-    for row, source in enumerate(cohort.report_from or ()):
-        if source:
+    for row, sources in enumerate(cohort.report_from or ()):
+        for source in sources:
             score = match_scores(codes[row], codes[row_of[source]][None])[0]
             rows.append((cohort.ids[row], source, "exact" if score == 2 else f"{score:.3f}"))
     return rows

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedvlp.core.checkpoint import CheckpointError, save_bytes
 from fedvlp.core.types import MODALITIES
+from fedvlp.data.burned_in import REASON
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.deid import KINDS, Findings, scan
 from fedvlp.data.loader import Tokenize
@@ -120,12 +121,21 @@ def screen_all(sources: Sequence[Source], join: Callable[[Sequence[Cohort]], Coh
     return Screened(counts, records, prepare)
 
 
+BY_VIEW = f"{REASON}, view "
+"""How the keys of a summary begin that count the images of a view that are left out since they hold text."""
+
+KEEP = "look at some; data.burned_in=header keeps all but those whose header says so, accept keeps all"
+
+
 def rows_used(summary: Summary) -> str:
     """How many rows of a data set are used, and why others are left out; "" where nothing is counted."""
     if "rows" not in summary:
         return ""
     reasons = {name.removeprefix(SKIPPED): count for name, count in summary.items() if name.startswith(SKIPPED)}
-    left_out = ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count)
+    views = [f"{name.removeprefix(BY_VIEW)} {count}" for name, count in summary.items() if name.startswith(BY_VIEW)]
+    by_view = f"by view: {', '.join(views)}; " if views else ""
+    more = {REASON: f" ({by_view}{KEEP})"}
+    left_out = ", ".join(f"{reason} {count}{more.get(reason, '')}" for reason, count in reasons.items() if count)
     return f"{summary['used']} of {summary['rows']} rows are used" + (f"; left out: {left_out}" if left_out else "")
 
 

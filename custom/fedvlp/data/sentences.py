@@ -27,8 +27,8 @@ Labelled = tuple[str, np.ndarray]
 """A sentence and its labels [L] float32: 1 present, 0 absent, -1 uncertain, nan not mentioned."""
 
 
-def units(cohort: Cohort, row: int) -> list[Labelled]:
-    """The units of text of a record: its sentences of more than ``SHORT`` words, else its whole report.
+def units(cohort: Cohort, row: int, report: str) -> list[Labelled]:
+    """The units of text of a record's ``report``: its sentences of more than ``SHORT`` words, else all of it.
 
     Raises ValueError for a cohort whose sentences have no labels.
     """
@@ -37,7 +37,6 @@ def units(cohort: Cohort, row: int) -> list[Labelled]:
             "site data: training on sentences (objective.sentences) needs labels of sentences, and this data set has "
             "none. Give data.sentence_table, or train on whole reports: objective.sentences=false"
         )
-    report = cohort.reports[row]
     long = [(text, labels) for text, labels in cohort.sentences(report) if len(text.split()) > SHORT]
     return long or [(report, cohort.labels[row])]
 

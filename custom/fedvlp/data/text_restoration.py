@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 ESCAPES, INVISIBLE, MARKS, SIGNS = "escapes", "invisible characters", "de-identification marks", "signs"
 KINDS = (ESCAPES, INVISIBLE, MARKS, SIGNS)
@@ -114,6 +114,22 @@ def restore(text: str, kinds: Collection[str] = KINDS, counts: Counter[str] | No
                 counts[kind] += 1
             text = restored
     return text
+
+
+SAID = {
+    ESCAPES: "reports with decoded escapes",
+    INVISIBLE: "reports without their invisible characters",
+    MARKS: "reports without their de-identification marks",
+    SIGNS: "reports with signs as words",
+}
+
+
+def restorations(texts: Iterable[str]) -> dict[str, int]:
+    """Count the texts in which ``restore`` changes something, by what it is; as a data set's summary says it."""
+    counts = Counter[str]()
+    for text in texts:
+        restore(text, counts=counts)
+    return {SAID[kind]: counts[kind] for kind in KINDS if counts[kind]}
 
 
 def without_unseen(text: str) -> list[int]:

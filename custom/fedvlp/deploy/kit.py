@@ -1,7 +1,7 @@
 """What the lead sends to a member: a provisioned startup kit that needs nothing of this repository.
 
-To the kit that `nvflare provision` made (certificates, signed software) come the policies of its role, the container
-files, and the guide with this consortium's names. All is one archive, whose SHA-256 is read out by telephone.
+To the kit that `nvflare provision` made (certificates, signed software) come the policies of its role, container files,
+units of systemd, and the guide with this consortium's names. All is one archive. Its SHA-256 is read out by telephone.
 """
 
 from __future__ import annotations
@@ -27,12 +27,16 @@ SITE_PAGES = (
     "README.md", "DATA_FLOW.md", "PRIVACY.md", "ENCRYPTION.md", "RUNBOOK.md", "CLUSTERS.md", "DATA_CARD.md", *DOCS
 )  # fmt: skip
 GUIDES = {SITE: SITE_PAGES, SERVER: ("LEAD.md", *SITE_PAGES)}
-CONTAINERS = {
-    SITE: ("Dockerfile", "Dockerfile.dockerignore", "site.yml", "gpu.yml"),
-    SERVER: ("Dockerfile", "server.yml"),
-}
-GUIDE, DOCKER = "guide", "docker"
-"""Folders of a kit."""
+FILES = {
+    SITE: ("docker/Dockerfile", "docker/Dockerfile.dockerignore", "docker/site.yml", "docker/gpu.yml",
+           "systemd/fedvlp-site.service", "systemd/fedvlp-jobs.service"),
+    SERVER: ("docker/Dockerfile", "docker/server.yml",
+             "systemd/fedvlp-server.service", "systemd/fedvlp-keep@.service"),
+}  # fmt: skip
+"""How its processes are run: containers, units of systemd. The kit of a person is sent as it is, so that the unit which
+follows the lead's jobs comes with the server's."""
+GUIDE = "guide"
+"""The folder of a kit with the pages."""
 
 EXAMPLE = {"site": "st-anna", "server": "fl.consortium.example", "port": "8002"}
 """What the pages of ``provisioning/`` call them; a kit's guide has its own names instead."""
@@ -83,11 +87,10 @@ def make(kit: Path, provisioning: Path, out: Path) -> Made:
     differing = _policies(provisioning / role, kit / "local")
     if role == SERVER:
         _copy(provisioning / SITE / "site.env", kit / "local")
-    (kit / DOCKER).mkdir(exist_ok=True)
     names = {"site": name if role == SITE else EXAMPLE["site"], **server}
-    for file in CONTAINERS[role]:
-        text = _named(_read(provisioning / DOCKER / file), names)
-        (kit / DOCKER / file).write_text(text, encoding="utf-8")
+    for file in FILES[role]:
+        (kit / file).parent.mkdir(exist_ok=True)
+        (kit / file).write_text(_named(_read(provisioning / file), names), encoding="utf-8")
     _guide(kit, role, provisioning, names)
     out.mkdir(parents=True, exist_ok=True)
     _pack(kit.resolve(), target)

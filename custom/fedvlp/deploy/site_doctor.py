@@ -336,7 +336,9 @@ def _data(local: Path) -> Iterator[Check]:
         except Exception as error:
             yield Check(f"data set {name}", False, f"cannot be read ({_kind(error)}; data.{name} in local/fedvlp.json)")
         else:
-            yield Check(f"data set {name}", True, ", ".join(f"{what} {count}" for what, count in counts.items()))
+            said = ", ".join(f"{what} {count}" for what, count in counts.items())
+            sample = f"; a sample: no more than {SAMPLE} are looked at here, all of them by `fedvlp prepare`"
+            yield Check(f"data set {name}", True, said + sample * (counts.get("used") == SAMPLE))
             yield _text_in_films(name, source)
     if config.public:
         said = f"{', '.join(config.public)}: a job may send something about every single record of these"

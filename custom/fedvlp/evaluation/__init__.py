@@ -1,1 +1,1 @@
-"""What is measured of a model: retrieval, zero-shot, classification, linear probes, segmentation, distortion."""
+"""What is measured of a model: retrieval, zero-shot, classification, linear probes, segmentation."""

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from fedvlp.core.seeds import seed as seed_of
 from fedvlp.data.cohort import SPLITS, Cohort, digest
 from fedvlp.data.loader import eval_batch
-from fedvlp.data.report_text import clean_report
-from fedvlp.models.dual_encoder import masked_mean
 
 TRAIN, VAL, TEST = SPLITS
 VAL_SHARE = 0.2
@@ -120,32 +118,6 @@ def image_feature(model: Any, images: Tensor, aligned: bool = False) -> Tensor:
     """The image tower's summary token of prepared ``images`` [B, C, S, S], [B, W], in the model's mode."""
     encoded = model.encode({"image": images})
     feature: Tensor = model.align(encoded).image if aligned else encoded.image[:, 0]
-    return feature
-
-
-@torch.no_grad()
-def text_features(model: Any, texts: Sequence[str], aligned: bool = False, batch_size: int = 256) -> Tensor:
-    """The frozen text tower's feature of each text, [N, W] float32 on the CPU, pooled as the model pools a report.
-
-    Texts are cleaned as reports are. Sets the model to eval mode. ``aligned`` takes the feature after the alignment
-    block. Neither way is it projected.
-    """
-    model.eval()
-    chunks = (texts[start : start + batch_size] for start in range(0, len(texts), batch_size))
-    return torch.cat([text_feature(model, chunk, aligned) for chunk in chunks]).float().cpu()
-
-
-def text_feature(model: Any, texts: Sequence[str], aligned: bool = False) -> Tensor:
-    """The text tower's feature of each of B texts, [B, W], in the model's mode."""
-    ids, mask = model.tokenizer([clean_report(text, 1) for text in texts])
-    encoded = model.encode({"text": ids, "text_mask": mask})
-    feature: Tensor
-    if aligned:
-        feature = model.align(encoded).text
-    elif model.config.text_pooling == "mean":
-        feature = masked_mean(encoded.text, encoded.text_mask)
-    else:
-        feature = encoded.text[:, 0]
     return feature
 
 

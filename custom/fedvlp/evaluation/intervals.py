@@ -63,8 +63,16 @@ def _bound(value: float) -> str:
     return text if value else "+0.0"  # without the sign of -0.0, which is none
 
 
-def over_seeds(differences: Sequence[float]) -> Interval:
-    """Mean and interval (Student's t) of paired differences, one a seed. Raises ValueError where there are none."""
+def over_seeds(differences: Sequence[float], splits: float = 0.0) -> Interval:
+    """Mean and interval (Student's t) of paired differences, one a seed.
+
+    ``splits``: where every seed splits the same records anew, the number of tested records over that of trained ones;
+    0 where a seed has records of its own. Such differences are no independent ones, since the splits overlap: their
+    variance s^2 / n becomes (1 / n + splits) s^2 (Nadeau and Bengio, 2003, doi:10.1023/A:1024068626366, the corrected
+    resampled t-test). Raises ValueError where there are no differences, and for splits below 0.
+    """
+    if splits < 0:
+        raise ValueError(f"interval: splits is {splits}; expected tested records over trained ones, 0 or more")
     if not differences:
         raise ValueError("interval: no seed, so no difference; measure at least one")
     mean = fmean(differences)
@@ -72,7 +80,7 @@ def over_seeds(differences: Sequence[float]) -> Interval:
         return Interval(mean, math.nan, math.nan)
     from scipy.stats import t
 
-    reach = float(t.ppf(0.975, len(differences) - 1)) * stdev(differences) / math.sqrt(len(differences))
+    reach = float(t.ppf(0.975, len(differences) - 1)) * stdev(differences) * math.sqrt(1 / len(differences) + splits)
     return Interval(mean, mean - reach, mean + reach)
 
 

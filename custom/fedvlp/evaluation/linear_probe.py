@@ -225,7 +225,8 @@ def _adamw(task: Task, settings: LinearProbe, train: Sample, val: Sample, seed: 
 def _exact(task: Task, settings: LinearProbe, train: Sample, steps: int | None) -> nn.Linear:
     """Logistic regression on features of mean 0 and variance 1, whose scale is then folded into the weights.
 
-    Without randomness and validation; the intercept is not regularised.
+    Without randomness and validation; the intercept is not regularised. The optimum lies in the span of the records, so
+    with fewer of them than features it is searched there: with n records, in n dimensions.
     """
     from scipy.optimize import minimize
 
@@ -233,6 +234,10 @@ def _exact(task: Task, settings: LinearProbe, train: Sample, steps: int | None) 
     mean, deviation = x.mean(dim=0), x.std(dim=0, correction=0)
     scale = torch.where(deviation > 1e-12, deviation, 1.0)
     x = (x - mean) / scale
+    span = None
+    if len(x) < x.shape[1]:
+        left, singular, span = torch.linalg.svd(x, full_matrices=False)  # [n, n], [n], [n, W]
+        x = left * singular
     width, classes = x.shape[1], train.targets.shape[1]
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -246,10 +251,11 @@ def _exact(task: Task, settings: LinearProbe, train: Sample, steps: int | None) 
     start, limit = np.zeros(classes * (width + 1)), {"maxiter": 1000 if steps is None else steps, "gtol": 1e-6}
     optimum = minimize(objective, start, jac=True, method="L-BFGS-B", options=limit | {"ftol": 1e-12})
     solution = torch.from_numpy(optimum.x).view(classes, width + 1)
-    layer = nn.Linear(width, classes)
+    weight = (solution[:, :-1] if span is None else solution[:, :-1] @ span) / scale
+    layer = nn.Linear(weight.shape[1], classes)
     with torch.no_grad():
-        layer.weight.copy_(solution[:, :-1] / scale)
-        layer.bias.copy_(solution[:, -1] - (solution[:, :-1] / scale) @ mean)
+        layer.weight.copy_(weight)
+        layer.bias.copy_(solution[:, -1] - weight @ mean)
     return layer
 
 

@@ -72,6 +72,10 @@ NAMED: Mapping[str, Words] = {
 """Classes that are distinguished only where they are asked for by name: a normal image beside one disease."""
 
 
+NORMAL = ("the lungs are clear", "normal heart size and mediastinal contours", "no acute cardiopulmonary abnormality")
+"""What a report says of an image without any of the findings in ``PROMPTS``: it denies them all."""
+
+
 def prompts(name: str, count: int, seed: int) -> tuple[str, ...]:
     """``count`` different sentences of the class ``name``, or all it has. Name and ``seed`` alone decide which.
 
@@ -111,6 +115,7 @@ class ZeroShot:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)  # of the choice of prompts; figures are mean and deviation over them
     ensemble: str = "mean"  # of the cosines of a class's prompts: "mean" or "max"
     batch_size: int = 64  # images embedded at once
+    absence: bool = True  # of findings, less the cosine with a report that denies them; False: the phrases alone
     new_words: bool = False  # a selector sees the names of classes that it was not trained with; else they are refused
 
     def __post_init__(self) -> None:
@@ -119,6 +124,11 @@ class ZeroShot:
         refuse_repeated(self.classes, "zero-shot")
         if self.ensemble not in ENSEMBLES:
             raise ValueError(f"zero-shot: ensemble {self.ensemble!r}, expected one of {', '.join(ENSEMBLES)}")
+
+    @property
+    def denied(self) -> bool:
+        """Whether scores are of presence against absence: where every class is a finding that a report can deny."""
+        return self.absence and PROMPTS.keys() >= set(self.classes)
 
 
 @dataclass(frozen=True)
@@ -165,6 +175,15 @@ def class_texts(client: Client, sentences: Texts, new_words: bool = False) -> tu
     return reports, fused, words
 
 
+def absent_texts(protocol: ZeroShot, client: Client) -> Tensor | None:
+    """Text embeddings [P, d] of a report without findings by the loaded model; None where they are not asked for.
+
+    A selector, and what has learned what classes are called, compares images with its own words alone.
+    """
+    learned = isinstance(client.extra, ClassText | Selector)
+    return embedded_texts(client, NORMAL) if protocol.denied and not learned else None
+
+
 def _words(selector: Any, classes: Iterable[str]) -> tuple[str, ...]:
     """The selector's words, and then those of ``classes`` that are none of them.
 
@@ -187,10 +206,12 @@ def _only(selector: Any, name: str, like: Tensor, classes: Iterable[str]) -> Ten
     return marks.to(like.device).expand(len(like), -1)
 
 
-def class_scores(image: Tensor, texts: Embeddings, ensemble: str = "mean") -> Tensor:
+def class_scores(image: Tensor, texts: Embeddings, ensemble: str = "mean", absent: Tensor | None = None) -> Tensor:
     """Scores [N, C]: the mean (or max) over each class's prompts [P, d] of their cosine with images [N, d].
 
-    Raises ValueError for a score that is nan, as a diverged model gives.
+    Less the mean cosine with ``absent`` [Q, d], where that is given: the same for every class of an image, so that
+    which class is highest does not hang on it, and which image is does. Raises ValueError for a score that is nan, as
+    a diverged model gives.
     """
     unit = F.normalize(image.double(), dim=1)
     scores = []
@@ -198,6 +219,8 @@ def class_scores(image: Tensor, texts: Embeddings, ensemble: str = "mean") -> Te
         cosine = unit @ F.normalize(prompts_of_class.double(), dim=1).T  # [N, P]
         scores.append(cosine.mean(dim=1) if ensemble == "mean" else cosine.amax(dim=1))
     stacked = torch.stack(scores, dim=1)
+    if absent is not None:
+        stacked = stacked - (unit @ F.normalize(absent.double(), dim=1).T).mean(dim=1, keepdim=True)
     refuse_nan(stacked, "zero-shot")
     return stacked
 
@@ -254,6 +277,7 @@ def zero_shot(
     chosen: dict[str, Tensor] = {}  # [seeds, N] by site: index in ``own``, -1 is the global model
     for name, state in states.items():
         texts: list[tuple[Embeddings, Embeddings, Tensor]] = []
+        absent: Tensor | None = None
         for site, records in data.items():
             if load is not None:
                 load(client, state, site)
@@ -262,8 +286,9 @@ def zero_shot(
             client.model.eval()
             if load is not None or not texts:
                 texts = [class_texts(client, one, protocol.new_words) for one in sentences]
+                absent = absent_texts(protocol, client)
             image = test_images(client, records, protocol.batch_size, None)
-            by_seed = [class_scores(image, fused, protocol.ensemble) for _, fused, _ in texts]
+            by_seed = [class_scores(image, fused, protocol.ensemble, absent) for _, fused, _ in texts]
             scores[site][name] = torch.stack(by_seed).cpu()
             if name == GLOBAL and own and isinstance(selector, Selector):
                 probabilities = _told_sites(selector, image, texts)[:, :, : len(own)]

@@ -6,6 +6,8 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from tempfile import gettempdir
 from typing import Protocol
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from fedvlp.core import metric_keys, norm_statistics
 from fedvlp.core.client import OBJECTIVE, Client
 from fedvlp.core.device import to_host
+from fedvlp.core.disk import fullest, is_full
 from fedvlp.core.method import Method, SiteHooks, overridden
 from fedvlp.core.seeds import seed, set_global
 from fedvlp.core.site_error import UNTOLD, UNWRITABLE, SiteError
@@ -47,13 +50,15 @@ def reason(error: Exception) -> str:
     """
     if _no_memory(error):
         return f"{type(error).__name__}: this site's memory is too small; lower training.batch_size"
+    ours = type(error).__module__.startswith("fedvlp")
+    if is_full(error) and not ours:
+        return f"{type(error).__name__}: {fullest([Path.cwd(), Path(gettempdir())])}"
     if _no_file(error):
         why = os.strerror(getattr(error, "errno", 0))
         return (
             f"{type(error).__name__}: {why}; this account must read its data and write runs, cache and privacy of the "
             "kit: free space or make them so, and the site is asked again in a later round"
         )
-    ours = type(error).__module__.startswith("fedvlp")
     return f"{type(error).__name__}: {error}" if ours else type(error).__name__
 
 
@@ -70,6 +75,8 @@ def failure(error: Exception) -> Failure:
     said = reason(error)
     if isinstance(error, SiteError):
         return Failure(error.kind, said, error.public)
+    if is_full(error):
+        return Failure(FailureKind.FAILED, said, f"{type(error).__name__}: a disk of the site is full")
     return Failure(FailureKind.FAILED, said, said if _no_memory(error) or _no_file(error) else UNTOLD)
 
 
@@ -140,6 +147,8 @@ class Site:
 
             # 3. The received model is loaded, and measured once a round, before anything is trained.
             method.receive(client, message)
+            if client.own_norm and measured:
+                norm_statistics.estimate(client)
             first = task[1] == 0 or message.phase == EVALUATE
             scalars, metrics, evaluating = self._measure(message) if first else ({}, {}, 0.0)
 

@@ -42,7 +42,7 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
 from fedvlp.run.metrics import Record
-from fedvlp.run.status import ABORTED, FAILED, FINISHED, STOPPED, in_words, rounded
+from fedvlp.run.status import ABORTED, FINISHED, STOPPED, in_words, rounded
 from fedvlp.run.status_writer import RunStatus, write_end
 from fedvlp.training.local_training import Aborted
 
@@ -51,6 +51,9 @@ ABORTED_BY_HAND = (
     "Somebody aborted the job or shut the server down, whom the server's audit.log names; if it names nobody, a site "
     f"did not start the job. {RESUME}"
 )
+
+SHORT_GRACE = 10.0
+"""Seconds after the quorum for a site that the last phase was without. One that is up fetches its task within two."""
 
 LAST_ONE_ENDS = 30.0
 """Seconds that a job waits for the process of the job before it, which ends soon after its server did."""
@@ -103,6 +106,7 @@ class FederatedController(Controller):
         self._ended_by_flare: tuple[str, str] | None = None  # the cause, and the site that it is for, if it is one
         self._spool: Path | None = None
         self._federation: Federation | None = None
+        self._silent: set[str] = set()  # sites that gave no reply in the last phase, of those that this job asked
         self._quorum_took = 0.0  # seconds, in the phase that was last asked for
         self._tensors = PieceDecomposer(at_server=True)
 
@@ -128,6 +132,7 @@ class FederatedController(Controller):
         """Notes the first cause for which FLARE ends the job."""
         if self._ended_by_flare is None:
             self._ended_by_flare = cause, site
+            self.logger.error("FLARE ends the job: %s", cause)
             if self._status:
                 self._status.ends(cause, site)
 
@@ -188,7 +193,7 @@ class FederatedController(Controller):
                 status.end(STOPPED, str(stop))
                 self.system_panic(f"{stop} Submit the same job again to resume {folder.path.name}.", fl_ctx)
         except Exception as error:
-            status.end(FAILED, type(error).__name__)
+            status.fail(error)
             self.log_exception(fl_ctx, f"run {folder.path.name} failed")  # FLARE's secure logging decides what it shows
             self.system_panic(reason(error), fl_ctx)
 
@@ -296,7 +301,9 @@ class FederatedController(Controller):
     def _exchange(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         """Sends every site its task and yields the replies as they come; the federation says which ones are valid.
 
-        Sites that are asked again in a phase whose quorum holds have as much time as that took, and the grace.
+        Sites that are asked again in a phase whose quorum holds have as much time as that took, and the grace. One that
+        gave no reply in the last phase has ``SHORT_GRACE`` of it to fetch its task: a site that is down fetches none,
+        and every later phase would wait for it. Once it has fetched one, it has the whole grace again.
         """
         # 1. A task for every site; its callbacks put the reply into a queue.
         arrived: queue.Queue[tuple[str, Reply]] = queue.Queue()
@@ -305,16 +312,18 @@ class FederatedController(Controller):
             self.send(task, self._fl_ctx, targets=[site])
 
         # 2. The replies as they come, until all are here or the grace after the quorum is over.
-        waiting = set(tasks)
+        waiting, lost = set(tasks), set[str]()
         assert self._federation is not None
         began = time.monotonic()
-        deadline = float("inf") if self._federation.missing() > 0 else began + self._quorum_took + self.grace
+        quorum = math.inf if self._federation.missing() > 0 else began + self._quorum_took
         try:
             while waiting:
                 if self._abort.triggered:
                     raise Aborted("the job was aborted")
                 self._tensors.tidy()
-                over = time.monotonic() >= deadline
+                down = all(site in self._silent and not tasks[site].client_tasks for site in waiting)
+                grace = min(self.grace, SHORT_GRACE) if down else self.grace
+                over = time.monotonic() >= quorum + grace
                 try:  # what came while the federation was busy with another reply came in time
                     site, reply = arrived.get_nowait() if over else arrived.get(timeout=0.1)
                 except queue.Empty:
@@ -325,17 +334,19 @@ class FederatedController(Controller):
                     continue
                 came = time.monotonic()
                 waiting.remove(site)
+                lost |= {site} if isinstance(reply, Failure) and reply.kind == FailureKind.LOST else set()
                 yield site, reply
                 del reply  # one is resident at a time
-                if deadline == float("inf") and self._federation.missing() <= 0:
+                if quorum == math.inf and self._federation.missing() <= 0:
                     self._quorum_took = came - began
-                    deadline = came + self.grace
+                    quorum = came
         finally:
             # 3. The tasks of sites that are late end, also when the run does.
             for site in waiting:
                 self.cancel_task(tasks[site], fl_ctx=self._fl_ctx)
+        self._silent = (self._silent - messages.keys()) | lost | waiting
         for site in sorted(waiting):
-            yield site, Failure(FailureKind.LOST, f"no reply within {self.grace:g} s of the quorum")
+            yield site, Failure(FailureKind.LOST, f"no reply within {grace:g} s of the quorum")
 
     def _task(self, site: str, message: Broadcast, arrived: queue.Queue[tuple[str, Reply]]) -> Task:
         """One site's task. Its callbacks run under FLARE's lock, so they only pass the reply on."""

@@ -236,8 +236,7 @@ class EncryptedMean(Method):
 class CiphertextSum:
     """The encrypted sum of the sites' weights times samples, and the plain sum of their samples.
 
-    Of fewer than ``needed`` updates there is none: sites that share their noise (noise_shares.py) count on a quorum of
-    shares in every sum that is sent on.
+    Of fewer than ``needed`` updates there is none: every site decrypts the sum, and that of one site is its model.
     """
 
     def __init__(self, cipher: Cipher, server: Server, needed: int) -> None:

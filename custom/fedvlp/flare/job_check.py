@@ -6,7 +6,8 @@ writes who sent the job, which job it was and what it named. It runs in FLARE's 
 those of the jobs and never trains: nothing heavy is imported here.
 
 FLARE unpacks and parses a job before it asks ``JobCheck``. ``unfit_archive`` therefore looks at the archive first: the
-server's at submission, a site's before it is unpacked (flare/perimeter.py).
+server's at submission, a site's before it is unpacked (flare/perimeter.py). It leaves FLARE nothing but JSON to parse:
+the other formats read more files, addresses and the environment while they are parsed.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 from nvflare.apis.app_validation import AppValidator
 from nvflare.fuel.sec.audit import AuditService
+from nvflare.fuel.utils.config import ConfigFormat
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 
+from fedvlp.core import validate
 from fedvlp.core.json_file import LARGEST_JOB, read_json
 
 CONFIGS = {"client": "config_fed_client.json", "server": "config_fed_server.json"}
@@ -88,6 +91,12 @@ def _by_name(value: Any) -> bool:
     return named or any(map(_by_name, value.values()))
 
 
+READ = ("meta.json", *CONFIGS.values())
+"""The files of a job that FLARE parses."""
+
+FORMATS = tuple(ConfigFormat.config_ext_formats())
+"""How the names of files end that FLARE takes for configurations, ".conf" for one."""
+
 LARGEST_ARCHIVE, BLOCK = 64 << 20, 4096
 """Bytes of all files of a job, and those that a file takes however small it is."""
 
@@ -109,11 +118,26 @@ def unfit_archive(archive: bytes | str) -> str:
         return f"a file of the job has {largest:,} bytes; at most {LARGEST_JOB:,} are read"
     if sum(max(entry.file_size, BLOCK) for entry in entries) > LARGEST_ARCHIVE:
         return f"the job has {len(entries):,} files; all of them may take {LARGEST_ARCHIVE:,} bytes"
+    if any(_read_otherwise(entry.filename) for entry in entries):
+        return f"the job has another configuration than {', '.join(READ)}; FLARE would read more than it says"
     return ""
+
+
+def _read_otherwise(file: str) -> bool:
+    """Whether FLARE may take a file of a job for a configuration that is none of ``READ``.
+
+    What a ``custom`` folder has beside them is the job's own code, which ``byoc`` is asked for.
+    """
+    *folders, name = file.split("/")
+    own = "custom" in folders and name.partition(".")[0] not in {known.partition(".")[0] for known in READ}
+    return name.lower().endswith(FORMATS) and name not in (*READ, NVFLARE_SIG_FILE) and not own
 
 
 RESOURCES = frozenset({"num_of_gpus", "mem_per_gpu_in_GiB", "num_of_cpus", "memory"})
 """What a job may ask of a site's machine."""
+
+
+LONGEST_NAME = 64  # characters of a job's name, which consoles and logs show
 
 
 def unfit_meta(meta: dict[str, Any]) -> str:
@@ -122,6 +146,9 @@ def unfit_meta(meta: dict[str, Any]) -> str:
     FLARE's launchers for Docker, Kubernetes and Slurm take a container image from the job: any program, with the site's
     data, past the list of classes.
     """
+    name = meta.get("name")
+    if not (isinstance(name, str) and name.strip() and len(name) <= LONGEST_NAME and name.isprintable()):
+        return f"the job's name in meta.json is to be 1 to {LONGEST_NAME} printable characters"
     asked = meta.get("resource_spec") or {}
     plain = isinstance(asked, dict) and all(isinstance(own, dict) and own.keys() <= RESOURCES for own in asked.values())
     if plain and not meta.get("launcher_spec"):
@@ -138,9 +165,13 @@ def bound_submissions() -> None:
         def validate(self, job_name: str, job_data: bytes) -> tuple[bool, str, dict[str, Any]]:
             if why := unfit_archive(job_data):
                 return False, why, {}
-            valid, said, meta = super().validate(job_name, job_data)
+            try:
+                valid, said, meta = super().validate(job_name, job_data)
+            except Exception as error:  # what FLARE's validator takes for granted
+                said = f"meta.json of the job is not as FLARE reads it ({type(error).__name__}): sites, numbers, names"
+                return False, said, {}
             why = unfit_meta(meta) if valid else ""
-            return (False, why, meta) if why else (valid, said, meta)
+            return (False, why, meta) if why else (valid, validate.printable(said), meta)
 
     job_cmds.JobMetaValidator = Bounded
 

@@ -57,7 +57,6 @@ def job_files(
     *,
     custom: bool = True,
     sites: Sequence[str] = (),
-    mlflow: str = "",
     child: bool = False,
     processes: int = 1,
     timeouts: Timeouts | None = None,
@@ -66,7 +65,7 @@ def job_files(
     gpus: int = 0,
     gpu_memory: float = 0,
 ) -> dict[str, str]:
-    """The files of a job folder, by path. ``sites``: who gets the job, if not the cohort says; ``mlflow``: a URI.
+    """The files of a job folder, by path. ``sites``: who gets the job, if not the cohort says.
 
     ``child``: each task trains in a process of its own, as real sites want it, or in so many ``processes`` together;
     ``timeouts``: other than FLARE's own; ``task_timeout``: seconds that a task may take where they do not say, 0: as
@@ -108,7 +107,7 @@ def job_files(
         executor["args"] = {"settings": settings}
     files: dict[str, Any] = {
         "meta.json": meta,
-        "app/config/config_fed_server.json": _server(experiment, controller, mlflow, timeouts),
+        "app/config/config_fed_server.json": _server(controller, timeouts),
         "app/config/config_fed_client.json": _client(experiment, executor, timeouts),
     }
     texts = {path: json.dumps(content, indent=2) + "\n" for path, content in files.items()}
@@ -179,9 +178,7 @@ def experiment_of(folder: Path) -> Experiment:
     return Experiment(**{name: from_config(value) for name, value in args.items() if name in names})
 
 
-def _server(
-    experiment: Experiment, controller: dict[str, Any], mlflow: str, timeouts: Timeouts | None
-) -> dict[str, Any]:
+def _server(controller: dict[str, Any], timeouts: Timeouts | None) -> dict[str, Any]:
     return {
         "format_version": 2,
         **(timeouts.transfers() if timeouts else {}),
@@ -194,7 +191,6 @@ def _server(
                 "path": "nvflare.app_common.widgets.metrics_artifact_writer.MetricsArtifactWriter",
                 "args": {},
             },
-            *([_mlflow(experiment, mlflow)] if mlflow else []),
             {"id": "results", "path": "fedvlp.flare.ResultsInJob", "args": {}},
         ],
         "task_data_filters": [],
@@ -232,15 +228,6 @@ def _filters(experiment: Experiment, tasks: list[str], kind: str) -> list[dict[s
     if experiment.wire.plain:
         return []
     return [{"tasks": tasks, "filters": [{"path": f"fedvlp.flare.{kind}", "args": {}}]}]
-
-
-def _mlflow(experiment: Experiment, uri: str) -> dict[str, Any]:
-    """FLARE's MLflow receiver: the sites' curves, one MLflow run per site."""
-    return {
-        "id": "mlflow",
-        "path": "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver",
-        "args": {"tracking_uri": uri, "kw_args": {"experiment_name": experiment.name}},
-    }
 
 
 def _refuse_named_data(experiment: Experiment) -> None:

@@ -1,4 +1,4 @@
-"""Builders for ``nvflare provision``: private keys, guarded processes and signed software in every kit."""
+"""Builders for ``nvflare provision``: private keys or members' own, guarded processes, signed software in every kit."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
-from nvflare.lighter.constants import CommConfigArg, ConnSecurity, CtxKey, PropKey, ProvFileName
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from nvflare.lighter.constants import CommConfigArg, ConnSecurity, CtxKey, ParticipantType, PropKey, ProvFileName
 from nvflare.lighter.ctx import ProvisionContext
 from nvflare.lighter.entity import Project
 from nvflare.lighter.spec import Builder
@@ -50,6 +55,63 @@ class GuardedKits(Builder):
             resources["components"].append({"id": "perimeter", "path": PERIMETER, "args": {"side": side}})
             file.write_text(json.dumps(resources, indent=2), encoding="utf-8")
             participant.get_prop(PropKey.COMM_CONFIG_ARGS).update(INNER_PORT)
+
+
+class RequestedCertificates(Builder):
+    """Certifies the key of a member that lets nobody else make it; the one that FLARE made leaves its kit.
+
+    The member sends a request, ``openssl req -new``, which lies here as ``NAME.csr``, and puts its key into the kit.
+    Name, organisation, role and dates are those of FLARE's certificate, whatever the request says. Name it after
+    ``CertBuilder``.
+
+    Args:
+        folder: of the requests, relative to where ``nvflare provision`` runs.
+    """
+
+    def __init__(self, folder: str = "requests") -> None:
+        self.folder = Path(folder)
+
+    def build(self, project: Project, ctx: ProvisionContext) -> None:
+        """Raises ValueError for a request of nobody, of no use, or before there is a root: FLARE then makes no kits."""
+        members = {member.name: member for member in project.get_all_participants()}
+        for file in sorted(self.folder.glob("*.csr")):
+            member, root = members.get(file.stem), ctx.get(CtxKey.ROOT_PRI_KEY)
+            if member is None or root is None:
+                raise ValueError(
+                    f"{file}: there is no participant of this name, or no root yet: name the file after one, and "
+                    "fedvlp.flare.RequestedCertificates after CertBuilder"
+                )
+            kind = ParticipantType.SERVER if member.type == ParticipantType.SERVER else ParticipantType.CLIENT
+            made = Path(ctx.get_kit_dir(member)) / f"{kind}.crt"
+            made.write_bytes(_certified(file, x509.load_pem_x509_certificate(made.read_bytes()), root))
+            made.with_suffix(".key").unlink()
+
+
+def _certified(file: Path, made: x509.Certificate, root: Any) -> bytes:
+    """The certificate ``made``, of the key in the request instead. Raises ValueError."""
+    try:
+        request = x509.load_pem_x509_csr(file.read_bytes())
+        key = request.public_key()
+        fit = request.is_signature_valid and isinstance(key, RSAPublicKey) and key.key_size >= 2048
+    except ValueError:
+        fit = False
+    if not fit:
+        raise ValueError(
+            f"{file} is no request for an RSA key of 2048 bits or more, signed with it, as FLARE wants one"
+        )
+    builder = x509.CertificateBuilder(
+        issuer_name=made.issuer,
+        subject_name=made.subject,
+        public_key=key,
+        serial_number=x509.random_serial_number(),
+        not_valid_before=made.not_valid_before_utc,
+        not_valid_after=made.not_valid_after_utc,
+    )
+    for extension in made.extensions:
+        of_key = isinstance(extension.value, x509.SubjectKeyIdentifier)
+        value = x509.SubjectKeyIdentifier.from_public_key(key) if of_key else extension.value
+        builder = builder.add_extension(value, extension.critical)
+    return builder.sign(root, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
 class SignedSoftware(Builder):

@@ -22,11 +22,9 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from nvflare.apis.event_type import EventType
@@ -55,7 +53,6 @@ from nvflare.fuel.f3.streaming.stream_const import (
     STREAM_ERROR_TOPIC,
     StreamHeaderKey,
 )
-from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
 from nvflare.private.defs import (
     AUTH_CLIENT_NAME_FOR_SJ,
@@ -69,7 +66,8 @@ from nvflare.private.defs import (
 from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
 from nvflare.widgets.fed_event import FED_EVENT_TOPIC
 
-from fedvlp.flare.console import authorized_alone
+from fedvlp.flare.audit_log import RefusedLines, write_single_lines
+from fedvlp.flare.console import bound_commands
 from fedvlp.flare.inner_port import watch_inner_ports
 from fedvlp.flare.job_check import bound_submissions, unfit_archive, unfit_meta
 from fedvlp.flare.job_failures import pass_on
@@ -162,12 +160,6 @@ JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 LOGIN = (CellChannel.SERVER_MAIN, CellChannelTopic.Register)
 
-REFUSED = "message_refused"
-"""The action of the audit line."""
-
-FREE = 1000
-"""Lines that a sender may have at once, 0.4 MB."""
-
 LONGEST = 100  # characters of what a sender says of itself that are quoted
 
 
@@ -187,8 +179,9 @@ class Perimeter(FLComponent):
             raise ValueError(f"Perimeter: side is {side!r}; it is one of client, server")
         self.side, self.allow_shell = side, allow_shell
         self._cell, self._own_name = "", ""  # of this process, and the name in its certificate
-        self._audit, self._watches = AuditLines(), False
+        self._audit, self._watches = RefusedLines(), False
         self._site: Any = None  # FLARE's own object of this process, which holds cell, token and verifier
+        write_single_lines()
         watch_inner_ports(self._refuse_account)
         if hold_kit():
             ask_for_certificates()
@@ -212,7 +205,7 @@ class Perimeter(FLComponent):
             core.add_incoming_filter("*", "*", self.check_at_server)
             core.add_outgoing_reply_filter("*", "*", self.without_token)
             bound_submissions()
-            authorized_alone()
+            bound_commands()
         elif core.secure:  # without certificates nobody signs anything
             core.add_incoming_filter("*", "*", self.check_sender)
             core.add_incoming_request_filter("*", "*", self.check_request)
@@ -221,13 +214,13 @@ class Perimeter(FLComponent):
 
     def check_sender(self, message: Message) -> Message | None:
         """Refuses a request that is neither of the server nor of this site, before its content is decoded."""
-        if message.get_header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ or _neighbour_leaves(message):
-            return None
         if self._is_own(message):
             return self._check_own_job(message)
-        return (
-            None if self._sender(message) else self._refuse(message, "it is neither this site's nor the server's own")
-        )
+        if message.get_header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ or self._server_leaves(message):
+            return None
+        if self._sender(message):
+            return None
+        return self._refuse(message, "it is neither this site's nor the server's own")
 
     def check_request(self, message: Message) -> Message | None:
         """Refuses what this sender may not ask of the site's process."""
@@ -237,7 +230,7 @@ class Perimeter(FLComponent):
             topic = getattr(asked, "topic", "")
             if topic == SysCommandTopic.SHELL and self.allow_shell and sender == SERVER:
                 return None
-        elif _neighbour_leaves(message):
+        elif self._server_leaves(message):
             return None
         if not _may_send(sender or "", SITE, channel, topic):
             return self._refuse(message, f"{_quoted(topic)} is not for this sender")
@@ -266,6 +259,13 @@ class Perimeter(FLComponent):
             return SERVER
         return SERVER_JOB if name == SERVER_JOB and JOB_ID.fullmatch(token) else None
 
+    def _server_leaves(self, message: Message) -> bool:
+        """Whether the server tells this process that it disconnects, which FLARE sends without a token."""
+        said = (message.get_header(MessageHeaderKey.CHANNEL), message.get_header(MessageHeaderKey.TOPIC))
+        ends = (message.get_header(MessageHeaderKey.ORIGIN), message.get_header(MessageHeaderKey.DESTINATION))
+        bye = (CellChannel.CELLNET, CellChannelTopic.Bye)
+        return said == bye and ends == (SERVER, self._cell) and _cell(message) == SERVER
+
     # at the server
 
     def check_at_server(self, message: Message) -> Message | None:
@@ -281,8 +281,6 @@ class Perimeter(FLComponent):
         if (name and name != peer) or (origin != cell if account else _family(origin) != peer):
             return self._refuse(message, "it speaks for another")
         family, *child = FQCN.split(str(message.get_header(MessageHeaderKey.DESTINATION)))
-        if family == peer and not account:  # a job's process at a site and the site
-            return None
         if family != SERVER or (account and child):
             return self._refuse(message, f"nobody but the server sends to {_quoted(FQCN.join([family, *child]))}")
         if message.get_header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ:
@@ -334,26 +332,6 @@ class Perimeter(FLComponent):
         said = f"channel {_quoted(channel)}, origin {_quoted(origin)}, through certificate {_quoted(peer)}: {why}"
         self._audit.write(_quoted(peer), user=_quoted(name), msg=said)
         return make_reply(ReturnCode.UNAUTHENTICATED, error=why)
-
-
-class AuditLines:
-    """The lines of what was refused, so few that no sender fills the disk: its first ``FREE``, then one a second."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._senders: dict[str, tuple[float, float, int]] = {}  # lines it may have, since when, how many were left out
-
-    def write(self, sender: str, user: str, msg: str) -> None:
-        """One line, unless the sender has had too many. The next one says how many were left out."""
-        with self._lock:
-            now = time.monotonic()
-            may, since, left_out = self._senders.get(sender, (float(FREE), now, 0))
-            may = min(FREE, may + now - since)
-            writes = may >= 1
-            self._senders[sender] = (may - 1, now, 0) if writes else (may, now, left_out + 1)
-        if writes:
-            more = f"; before it {left_out} more of this certificate were refused without a line" if left_out else ""
-            AuditService.add_event(user=user, action=REFUSED, msg=msg + more)
 
 
 def ask_for_certificates() -> None:
@@ -410,14 +388,6 @@ def _cell(message: Message) -> str:
 def _family(cell: Any) -> str:
     """The first part of a cell's name: a site, or the server."""
     return str(FQCN.split(cell)[0]) if isinstance(cell, str) and cell else ""
-
-
-def _neighbour_leaves(message: Message) -> bool:
-    """Whether a directly connected process announces that it disconnects, which FLARE sends without a token."""
-    said = (message.get_header(MessageHeaderKey.CHANNEL), message.get_header(MessageHeaderKey.TOPIC))
-    return said == (CellChannel.CELLNET, CellChannelTopic.Bye) and (
-        message.get_header(MessageHeaderKey.ORIGIN) == _cell(message)
-    )
 
 
 def _quoted(value: Any) -> str:

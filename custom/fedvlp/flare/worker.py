@@ -224,7 +224,6 @@ class Tasks:
             if (known.experiment, known.folder, known.accept_phi_risk) == made_of:
                 return known
         self._assemblies.append(Assembly(*made_of))
-        self._assemblies[-1].side_by_side = True  # who asked waits meanwhile
         return self._assemblies[-1]
 
 

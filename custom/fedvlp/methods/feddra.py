@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -46,7 +45,6 @@ class FedDRA(RobustWeights):
     align_steps: int = 20  # E1, steps of the align phase; 0 = one stage
     align_every: int = 1  # the align phase comes in rounds 0, k, 2k, ...
     mu: float = 5.0  # weight of the global constraint L_C (eq. 1), >= 0; 0 = none (retina: 1)
-    constraint_rows: float = 1.0  # share of a batch on which the joint phase measures L_C: a mean over fewer, as large
     constraint_reduction: str = "sum_dim"  # sum_dim (paper) | mean_dim (released code)
 
     def __post_init__(self) -> None:
@@ -56,7 +54,6 @@ class FedDRA(RobustWeights):
         require(self.align_every >= 1, f"align_every is {self.align_every}; 1 = in every round")
         require(self.local_steps > 0 or self.align_every == 1, "without a joint phase, align_every must be 1")
         require(self.mu >= 0, f"mu is {self.mu}; the constraint's weight must not be negative")
-        require(0 < self.constraint_rows <= 1, f"constraint_rows is {self.constraint_rows}; it must be in (0, 1]")
         require(
             self.constraint_reduction in REDUCTIONS,
             f"constraint_reduction is {self.constraint_reduction!r}; choose one of {', '.join(REDUCTIONS)}",
@@ -81,17 +78,10 @@ class FedDRA(RobustWeights):
         terms: dict[str, Tensor] = client.objective(output, batch)  # eq. 1: L_MI
         if self.mu == 0:
             return terms
-        # L_C: how far the embeddings z have moved from z*, those of the received model, which has no gradient.
-        if self.constraint_rows < 1 and not fixed:
-            output, batch = self._some(output, batch)
+        # L_C: how far the embeddings z have moved from z*, those of the received model, which has no gradient. Both are
+        # of the whole batch: heads that normalise by part of it are another function, and L_C is not 0 at the anchor.
         target = client.target(batch, message.state, encoded=encoded if fixed else None)  # line 1: as received
         return {**terms, "constraint": self.mu * guidance(output, target, self.constraint_reduction)}  # eq. 1: mu L_C
-
-    def _some(self, output: VLOutput, batch: Batch) -> tuple[VLOutput, Batch]:
-        """The first ``constraint_rows`` of a batch, whose order is random; two at least, for heads with BatchNorm."""
-        rows = max(2, math.ceil(self.constraint_rows * len(next(iter(batch.values())))))
-        image, text = (None if vectors is None else vectors[:rows] for vectors in (output.image, output.text))
-        return VLOutput(image, text), {name: tensor[:rows] for name, tensor in batch.items()}
 
     def received(self, client: Client, batch: Batch, message: Broadcast) -> VLOutput:
         return super().received(client, batch, message) if client.fixed is None else client.target(batch, message.state)

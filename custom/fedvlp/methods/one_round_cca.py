@@ -11,7 +11,7 @@ https://arxiv.org/abs/2602.01186).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ from fedvlp.core.device import threads
 from fedvlp.core.method import Method
 from fedvlp.core.optimizers import NONE
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import CHANGE, Batch, Broadcast, Expected, State, Update, group
+from fedvlp.core.types import CHANGE, IMAGE_TOKENS, Batch, Broadcast, Expected, State, Update, group
 from fedvlp.core.validate import require
 
 MOMENTS = "moments"
@@ -35,6 +35,9 @@ IMAGE_MEAN, TEXT_MEAN, IMAGE, TEXT, CROSS = (
     f"{CHANGE}{name}" for name in ("image_mean", "text_mean", "image_image", "text_text", "image_text")
 )
 """Tensors of an update: means m_x [W], m_t [V]; covariances S_xx [W, W], S_tt [V, V], S_xt [W, V] about them."""
+
+PARTS = f"{CHANGE}parts"
+"""With them: which share of a site's training records are pairs, and which share has an image [2]."""
 
 KNOWN, LABEL_MEAN, IMAGE_LABELS = (f"{CHANGE}{name}" for name in ("labels_known", "label_mean", "image_labels"))
 """With ``findings``, also: which of them the site knows [L], their means m_y [L], and the covariances S_xy [W, L]."""
@@ -51,7 +54,7 @@ class OneRoundCCA(Method):
 
     1. Site i sends m_x, m_t and the covariances S_xx, S_tt, S_xt about its own means (``upload``). Where a record has
        several reports (``partition.retrieve``), each counts as one of k equal parts of it.
-    2. Server: means over sites, weighted by records. Differences between sites' means are in no covariance, so that
+    2. Server: means over sites, weighted by their pairs. Differences between sites' means are in no covariance, so that
        what scanners and wording of a whole site have in common aligns nothing; ``site_means`` puts them in.
        ``standardised`` divides every feature by its deviation first.
     3. (S_xx + r_x I)^(-1/2) S_xt (S_tt + r_t I)^(-1/2) = U diag(rho) V^T, singular values rho_1 >= rho_2 >= ...
@@ -92,6 +95,8 @@ class OneRoundCCA(Method):
     def refuse_settings(self, experiment: Any) -> None:
         hidden = getattr(experiment.model, "head_hidden", None)
         require(hidden is None, f"model.head_hidden is {hidden}: OneRoundCCA solves for linear heads; set it to null")
+        aligned = self.findings and getattr(experiment.model, "alignment", False)
+        require(not aligned, "method.findings: its heads read the image tower itself; set model.alignment to false")
         optimizer = experiment.rounds.server_optimizer
         require(
             optimizer == NONE,
@@ -141,12 +146,13 @@ class Solving:
         self._labelled: dict[tuple[bool, ...], Pooled] = {}  # by which findings the sites know
 
     def add(self, update: Update) -> None:
-        weight, sent = self._method.weight(self._server, update), update.state
+        records, sent = self._method.weight(self._server, update), update.state
+        of_pairs, of_images = (records * min(1.0, max(0.0, part)) for part in sent[PARTS].tolist())
         pairs = {name: sent[name] for name in moments_of(self._server.state)}
-        self._mean.add(about_zero(pairs) if self._method.site_means else pairs, weight)
-        if self._method.findings and weight:
+        self._mean.add(about_zero(pairs) if self._method.site_means else pairs, of_pairs)
+        if self._method.findings and of_images:
             known = tuple((sent[KNOWN] > 0).tolist())
-            self._labelled.setdefault(known, Pooled()).add(sent, weight)
+            self._labelled.setdefault(known, Pooled()).add(sent, of_images)
 
     def commit(self) -> None:
         mean = self._mean.result()
@@ -259,52 +265,82 @@ def moments_of(state: State, findings: int = 0) -> State:
     """Examples, in shape and dtype, of the moments that a site sends for the model of ``state`` and L findings."""
     image, text = (state[head_of(modality, state)[0]].shape[1] for modality in ("image", "text"))
     shapes = {IMAGE_MEAN: (image,), TEXT_MEAN: (text,), IMAGE: (image, image), TEXT: (text, text), CROSS: (image, text)}
+    shapes[PARTS] = (2,)
     labels = {KNOWN: (findings,), LABEL_MEAN: (findings,), IMAGE_LABELS: (image, findings)} if findings else {}
     return {name: torch.zeros(shape) for name, shape in (shapes | labels).items()}
 
 
 @torch.no_grad()
 def moments(client: Client, findings: Sequence[str] = ()) -> State:
-    """Step 1, over all training records, summed in float64. Raises NoLossError for a site without images or reports."""
-    if set(client.modalities) != {"image", "text"}:
+    """Step 1, over all training records that are pairs, and over all images for the findings, summed in float64.
+
+    Raises NoLossError for a site without a pair, unless it has images and ``findings`` are asked for.
+    """
+    wanted = {"image"} if findings else {"image", "text"}
+    if not wanted <= set(client.modalities):
         raise NoLossError(
             f"{client.name}: its records lack images or reports, and OneRoundCCA is learned from pairs; leave it out",
             public="this site's records lack images or reports, and the method is learned from pairs; leave it out",
         )
-    client.model.eval()
-    images: list[Tensor] = []
-    texts: list[Tensor] = []
-    labels: list[Tensor] = []
-    with before_heads(client.model) as seen:
-        for batch in client.data.batches("train", ROWS, drop_last=False):
-            client.model(batch)
-            images.append(seen["image"].double().cpu())
-            texts.append(seen["text"].double().cpu())
-            labels.append(labels_of(client, batch, findings))
-        owners = torch.arange(sum(map(len, texts)))
-        retrieved = reports_of(client.data)
-        if retrieved is not None:  # several reports a record, in the place of one
-            read = [(batch["row"].cpu(), client.model(batch) and seen["text"].double().cpu()) for batch in retrieved]
-            owners, texts = torch.cat([row for row, _ in read]), [text for _, text in read]
-    if not images:
-        return moments_of(client.state(), len(findings))
-    image = torch.cat(images)
-    sums = moments_of_features(image, torch.cat(texts), owners)
-    if findings:
-        sums |= moments_of_labels(image, torch.cat(labels))
+    sums = moments_of(client.state(), len(findings))
+    read = read_features(client, findings)
+    if len(read.owner):
+        sums |= moments_of_features(read.image[read.paired], read.text, read.owner)
+    if findings and len(read.image):
+        sums |= moments_of_labels(read.image, read.labels)
+    count = max(1, client.data.num_train)
+    sums[PARTS] = torch.tensor([len(read.paired) / count, len(read.image) / count])
     return {name: tensor.float() for name, tensor in sums.items()}
 
 
-def reports_of(data: Any) -> Iterable[Batch] | None:
-    """Batches of all reports of the training records, several each, with their ``row``; None where each has one."""
-    several = getattr(data, "report_batches", None)
-    batches: Iterable[Batch] | None = several(ROWS) if several else None
-    return batches
+@dataclass(frozen=True, eq=False)
+class Features:
+    """What the towers make of a site's n images and m reports of those that are pairs, float64."""
+
+    image: Tensor  # [n, W]
+    labels: Tensor  # [n, L]
+    paired: Tensor  # [p] int64: which of the images are of pairs
+    text: Tensor  # [m, V]
+    owner: Tensor  # [m] int64: which of the p pairs a report belongs to
+
+
+def read_features(client: Client, findings: Sequence[str]) -> Features:
+    """All training records of a site once through the towers; reports without an image are of no use here."""
+    client.model.eval()
+    width, text_width = (client.state()[head_of(name, client.state())[0]].shape[1] for name in ("image", "text"))
+    images, texts = [torch.empty(0, width).double()], [torch.empty(0, text_width).double()]
+    labels, paired, rows = [torch.empty(0, len(findings)).double()], [], []
+    count = 0
+    with before_heads(client.model) as seen:
+        for batch in client.data.batches("train", ROWS, drop_last=False):
+            if not batch.keys() & {"image", IMAGE_TOKENS}:
+                continue
+            client.model(batch)
+            images.append(seen["image"].double().cpu())
+            labels.append(labels_of(client, batch, findings))
+            if "text" in batch:
+                texts.append(seen["text"].double().cpu())
+                paired.append(torch.arange(count, count + len(batch["row"])))
+                rows.append(batch["row"].cpu())
+            count += len(batch["row"])
+        place = torch.full((client.data.num_train,), -1)  # of a record among the pairs
+        none = torch.empty(0, dtype=torch.int64)
+        of_pairs = torch.cat([none, *rows])
+        place[of_pairs] = owner = torch.arange(len(of_pairs))
+        if (several := client.data.report_batches(ROWS)) is not None:  # all reports of a record, in the place of one
+            texts, owners = texts[:1], [none]
+            for batch in several:
+                client.model(batch)
+                whose = place[batch["row"].cpu()]
+                texts.append(seen["text"].double().cpu()[whose >= 0])
+                owners.append(whose[whose >= 0])
+            owner = torch.cat(owners)
+    return Features(torch.cat(images), torch.cat(labels), torch.cat([none, *paired]), torch.cat(texts), owner)
 
 
 def labels_of(client: Client, batch: Batch, findings: Sequence[str]) -> Tensor:
     """[B, L] of a batch's records: the labels of the findings, nan where the site's data have none by that name."""
-    names = list(getattr(client.data, "label_names", ()))
+    names = list(client.data.label_names) if findings else []
     columns = [names.index(name) if name in names else -1 for name in findings]
     whole = torch.full((len(batch["row"]), len(findings)), torch.nan, dtype=torch.float64)
     for index, column in enumerate(columns):
@@ -330,7 +366,7 @@ def moments_of_features(image: Tensor, text: Tensor, owner: Tensor | None = None
     """
     n = len(image)
     owner = torch.arange(n) if owner is None else owner
-    share = 1.0 / torch.bincount(owner, minlength=n)[owner].double()  # [m], 1 / k of a record with k texts
+    share = (1.0 / torch.bincount(owner, minlength=n)[owner]).to(text)  # [m], 1 / k of a record with k texts
     image_mean, text_mean = image.mean(dim=0), share @ text / n
     x, t = image - image_mean, text - text_mean  # [n, W], [m, V]
     of_record = torch.zeros(n, text.shape[1], dtype=text.dtype).index_add(0, owner, share[:, None] * t)  # [n, V]

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,15 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedvlp.core.checkpoint import writing
 from fedvlp.core.client import Trainee, digest, frozen_tensors
 from fedvlp.core.seeds import seed as named_seed
 from fedvlp.core.seeds import seeded
-from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, VLOutput, group, is_statistic
+from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, VLOutput, group, is_statistic, total_size
 from fedvlp.models import adapters
 from fedvlp.models.initial import InitialWeightsError, load_initial, own_folder, pinned, settled
 from fedvlp.models.pretrained import alignment_block, image_tower, text_tower
 from fedvlp.models.serialization import USE, read_config, read_weights, verify_checksums, write_checksums
-from fedvlp.models.side_by_side import INPUTS, Deferred, Junction, apart, both, junction
 from fedvlp.models.tiny import BUILT_IN, Block, HashTokenizer, TextTower, Tokenizer, Tower
 from fedvlp.models.use import Usable
 
@@ -204,7 +204,6 @@ class Encoded:
 
     ``image_attention`` [B, M], ``text_attention`` [B, T]: the summary token's, in the last block of each tower.
     ``views`` [B, V, M, W]: of V changed copies of each image, where the batch has them.
-    ``junction``: where the gradients of all its projections meet, if image and text go side by side.
     """
 
     image: Tensor | None = None
@@ -213,7 +212,32 @@ class Encoded:
     image_attention: Tensor | None = None
     text_attention: Tensor | None = None
     views: Tensor | None = None
-    junction: Junction | None = None
+
+
+# Towers that run only when a model aligns their outputs: used while gradients are cached (training/grad_cache.py).
+
+INPUTS = ("image", "text", "text_mask", "views", IMAGE_TOKENS, TEXT_TOKENS)
+"""Keys of a batch that the towers read, or that stand for what they would make of it."""
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """Stands for ``encoder.towers(batch)`` until a model aligns it: outputs take less memory after alignment."""
+
+    encoder: Any  # a DualEncoder
+    batch: Batch
+    micro_batches: MicroBatching
+    gradient: bool = field(default_factory=torch.is_grad_enabled)  # whether gradients were on when it was made
+
+    def aligned(self, model: Any) -> VLOutput:
+        """``model.align`` of the towers' outputs, computed chunk by chunk."""
+
+        def towers(batch: Batch) -> VLOutput:
+            with torch.set_grad_enabled(self.gradient and torch.is_grad_enabled()):
+                encoded = self.encoder.towers(batch)
+            return model.align(encoded)
+
+        return self.micro_batches.map(towers, self.batch)
 
 
 class DualEncoder(Usable, Trainee, nn.Module):
@@ -227,7 +251,6 @@ class DualEncoder(Usable, Trainee, nn.Module):
 
     config_class: ClassVar[type[ModelConfig]] = ModelConfig
     attention: bool = False
-    side_by_side: bool = False  # whether image and text are computed in two threads (models/side_by_side.py)
     micro_batches: MicroBatching | None = (
         None  # how the towers see a batch in parts, while gradients are cached (training/grad_cache.py)
     )
@@ -322,18 +345,7 @@ class DualEncoder(Usable, Trainee, nn.Module):
 
         Tokens that the batch has already (training/frozen_features.py) are taken as they are.
         """
-        image, text = self._both(lambda: self._image_tower(batch), lambda: self._text_tower(batch))
-        return Encoded(**image, **text, junction=self._junction(batch))
-
-    def _junction(self, batch: Batch) -> Junction | None:
-        """Where gradients of this encoding will meet in training; None where they go through one graph, uncut.
-
-        That is where they enter the batch (FedFed's images come from its distiller), and out of training, where
-        somebody may ask autograd for gradients in between.
-        """
-        beyond = any(batch[name].requires_grad for name in INPUTS if name in batch)
-        training = any(module.training for module in self.children()) and torch.is_grad_enabled()
-        return junction() if self._in_two and training and not beyond else None
+        return Encoded(**self._image_tower(batch), **self._text_tower(batch))
 
     def _image_tower(self, batch: Batch) -> dict[str, Tensor | None]:
         image, attention = batch.get(IMAGE_TOKENS), None
@@ -353,15 +365,6 @@ class DualEncoder(Usable, Trainee, nn.Module):
             text, attention = self._run(self.text_encoder, batch["text"], mask)  # [B, T, W]
         return {"text": text, "text_mask": mask, "text_attention": attention}
 
-    def _both(self, image: Callable[[], Any], text: Callable[[], Any]) -> tuple[Any, Any]:
-        """What is done for the image and for the text, one after the other unless they go side by side."""
-        return both(image, text) if self._in_two else (image(), text())
-
-    @property
-    def _in_two(self) -> bool:
-        """Cached gradients run the towers again when the loss is differentiated, which has its own order."""
-        return self.side_by_side and self.micro_batches is None
-
     def _run(self, tower: Tower, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """A tower's tokens and, where asked for and there is no alignment block, the attention in its last block."""
         if self.attention and not self.config.alignment:
@@ -370,7 +373,7 @@ class DualEncoder(Usable, Trainee, nn.Module):
 
     def align(self, encoded: Encoded) -> VLOutput:
         """Alignment blocks and pooling: ``image`` and ``text`` of the output are pooled features [B, W]."""
-        image, text = self._both(lambda: self._image_aligned(encoded), lambda: self._text_aligned(encoded))
+        image, text = self._image_aligned(encoded), self._text_aligned(encoded)
         views = None if encoded.views is None else of_views(self.image_alignment, encoded.views)
         return VLOutput(**image, **text, text_mask=encoded.text_mask, views=views)
 
@@ -392,16 +395,12 @@ class DualEncoder(Usable, Trainee, nn.Module):
 
     def project(self, encoded: Encoded | Deferred) -> VLOutput:
         """Alignment, pooling, head, unit length: vectors [B, d]. One encoding can be projected by several models."""
-        output = self.heads(encoded.aligned(self) if isinstance(encoded, Deferred) else self.align(encoded))
-        meeting = None if isinstance(encoded, Deferred) else encoded.junction
-        return output if meeting is None or not torch.is_grad_enabled() else apart(output, meeting)
+        return self.heads(encoded.aligned(self) if isinstance(encoded, Deferred) else self.align(encoded))
 
     def heads(self, aligned: VLOutput) -> VLOutput:
         """Unit vectors [B, d] of pooled features [B, W]."""
-        image, text = self._both(
-            lambda: None if aligned.image is None else _unit(self.image_head(aligned.image)),
-            lambda: None if aligned.text is None else _unit(self.text_head(aligned.text)),
-        )
+        image = None if aligned.image is None else _unit(self.image_head(aligned.image))
+        text = None if aligned.text is None else _unit(self.text_head(aligned.text))
         return replace(aligned, image=image, text=text)
 
     def set_attention(self, kind: str) -> None:
@@ -435,8 +434,8 @@ class DualEncoder(Usable, Trainee, nn.Module):
 
         Each file is replaced whole, the weights last. The folder is complete: a tower that came from a local folder or
         the hub is described, not referred to. ``statistics`` says of which records the running statistics of batch
-        normalisation are. ``more`` writes files of its own into the folder that it is given. Raises ValueError for a
-        model with adapters, which no saved model has.
+        normalisation are. ``more`` writes files of its own into the folder that it is given. Raises CheckpointError
+        where the disk takes no more, and ValueError for a model with adapters, which no saved model has.
         """
         if self.config.adapters:
             raise ValueError(
@@ -444,6 +443,11 @@ class DualEncoder(Usable, Trainee, nn.Module):
                 "first, on a copy if training is to continue"
             )
         folder = Path(folder)
+        with writing(folder / WEIGHTS, total_size(self.state_dict())):
+            self._save(folder, statistics, more)
+
+    def _save(self, folder: Path, statistics: str, more: Callable[[Path], object]) -> None:
+        """Writes into a folder beside, and moves what is there."""
         folder.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
         try:

@@ -1,7 +1,7 @@
 """Weights that training starts from: named tensors in a folder, at least those of both encoders (spec 4.4, Z5).
 
 ``ModelConfig.init`` names them, as ``NAME`` or ``NAME@SHA256``: NAME is that of weights that ship with fedvlp
-(``SHIPPED``) or a folder with a model.safetensors, as `fedvlp pretrain` writes one, or the folder of a finished run.
+(``SHIPPED``) or a folder with a model.safetensors, such as that of a finished run (`fedvlp simulate tiny-pool`).
 The checksum is of that file, so that two machines, or a run and its continuation, cannot mean different weights.
 """
 
@@ -251,8 +251,8 @@ def _content(wanted: Init) -> bytes:
     except OSError as error:
         raise InitialWeightsError(
             f"model.init {wanted.shown}: {WEIGHTS} cannot be read there ({error.strerror}). Give one of "
-            f"{', '.join(SHIPPED)}, a folder that `fedvlp pretrain` wrote, or random; for a folder of another machine "
-            "NAME@SHA256, as `fedvlp pretrain` prints it"
+            f"{', '.join(SHIPPED)}, the folder of a finished run, or random; for a folder of another machine "
+            f"NAME@SHA256, the latter of its {WEIGHTS}"
         ) from None
 
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from fedvlp.core.seeds import seeded
 from fedvlp.core.types import VLOutput
-from fedvlp.models.dual_encoder import DualEncoder, Encoded, ModelConfig
-from fedvlp.models.side_by_side import Deferred
+from fedvlp.models.dual_encoder import Deferred, DualEncoder, Encoded, ModelConfig
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fedvlp.report import figures, html
 from fedvlp.report.figures import AVERAGE, Curve, Points
 from fedvlp.report.html import ABSENT, grid, table, text
 from fedvlp.report.run import Run
-from fedvlp.run.audit import BOUNDS, COLUMNS, TITLES, bound_cells, row_cells
+from fedvlp.run.audit import BOUNDS, COLUMNS, bound_cells, row_cells
 from fedvlp.run.compare import INITIAL
 from fedvlp.run.metrics import Record
 from fedvlp.run.recalls import TRAINED
@@ -221,29 +221,6 @@ MEMBERSHIP = (
     "and a low AUC is no guarantee; only differential privacy gives a bound."
 )
 EPSILON = "What epsilon leaves to any attack at most, on a record or on whether the whole data set of a site took part."
-READ_OFF = {
-    TITLES["words"]: (
-        "Words that the server, who sees every update, reads off one: the rows of the word embedding that changed "
-        "otherwise than all do. Recovered: of the words in the reports that the update was trained on. Right: of the "
-        "words that are named. The shipped policy (SendAsReceived) sends these rows as they came; under "
-        "privacy-he.json the server sees no update."
-    ),
-    TITLES["canaries"]: (
-        "Canaries: reports of random words, on held-out images. Exposure is log2 of the number of candidates minus "
-        "log2 of the rank of the true phrase among them; it is about 1.44 bits by chance, and highest where the model "
-        "has memorised the phrase."
-    ),
-    TITLES["sites"]: (
-        "Whose update is it? Judged by how far it goes against the gradient of held-out records of each site. The AUC "
-        "is of a site's own batches against the others'; by chance: the same with updates and sites in every order, "
-        "their own among them (200 where there are more): the mean, and where at least 95 % of these are. Fewer than "
-        "five sites have so few orders that no AUC can lie above."
-    ),
-    TITLES["inversion"]: (
-        "Images reconstructed from the gradient of one step on two records whose reports are known, compared with "
-        "their own and with the most alike of others: found where a reconstruction is more like its own."
-    ),
-}
 
 
 def attacks(run: Run) -> str:
@@ -255,8 +232,6 @@ def attacks(run: Run) -> str:
     out += table(COLUMNS, [row_cells(row) for row in audit.rows])
     if audit.bounds:
         out += f"<p>{text(EPSILON)}</p>{table(BOUNDS, [bound_cells(one) for one in audit.bounds])}"
-    for title, head, lines in audit.updates():
-        out += f"<p>{text(READ_OFF[title])}</p>{table(head, lines)}"
     return out
 
 

@@ -33,7 +33,6 @@ from fedvlp.methods.prompt_learning import ClassTextConfig
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import load_initial, made
 from fedvlp.models.multimodal import MultimodalConfig
-from fedvlp.models.side_by_side import may_gain
 from fedvlp.run.cautions import record_epsilon
 from fedvlp.run.experiment import POOLED, Experiment
 from fedvlp.run.folder import RunFolder
@@ -53,7 +52,6 @@ class Assembly:
         self.experiment = experiment
         self.folder = folder
         self.accept_phi_risk = accept_phi_risk
-        self.side_by_side = False  # whether image and text towers may take a thread each: for a process alone here
         self.summary: Summary = {}  # of the data set, once the gate has been passed
         self._cohort: Cohort | None = None
         self._modules: dict[ModelConfig, tuple[Any, Any]] = {}
@@ -85,7 +83,7 @@ class Assembly:
         refuse_other_labels(self.experiment, cohort)
         if self.experiment.method.uses_public:
             cohort = of_public_pairs(self.experiment.name, cohort)
-        return retrieve_reports(cohort, self.experiment.rounds.seed) if split.retrieve else cohort
+        return retrieve_reports(cohort, self.experiment.rounds.seed, split.retrieve) if split.retrieve else cohort
 
     def _deal(self, cohort: Cohort) -> list[str]:
         """A site for each of N rows: "site-1", ..., Dirichlet over the labels."""
@@ -140,10 +138,6 @@ class Assembly:
         model = config.build(own_seed)
         objective: Any = self.experiment.objective.build(model, own_seed)
         model.attention = "attention" in objective.needs
-        training = self.experiment.training
-        exact = training.device == "cpu" and training.precision == "float32"
-        plain = exact and not training.compile and not training.dp_noise
-        model.side_by_side = self.side_by_side and plain and may_gain(model, training.threads)
         if extra is not None:
             objective.add_module("extra", extra.build(config, own_seed))
         return model, objective
@@ -296,6 +290,8 @@ class Assembly:
         """A client named ``name`` that trains the model of ``site`` (None: the server's) on ``data``."""
         model, objective = (module.to(self.experiment.training.torch_device()) for module in self.modules(site))
         client = Client(name, self.experiment.rounds.seed, model, objective, data, site_only=self.site_only(site))
+        choice, method = self.experiment.norm_statistics, self.experiment.method
+        client.own_norm = norm_statistics.of_own_model(choice, method, client.state())
         client.initial = lambda: self.initial(site)
         if self.experiment.training.cache_features and not self._frozen(site):
             client.fixed = FixedFeatures()

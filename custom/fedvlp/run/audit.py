@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,19 @@ from torch import Tensor
 from fedvlp.core.checkpoint import save_json, save_text
 from fedvlp.core.client import Client
 from fedvlp.core.json_file import read_json
+from fedvlp.core.method import Method
 from fedvlp.core.metric_keys import RECORD_EPSILON, SITE_EPSILON
-from fedvlp.core.types import State
+from fedvlp.core.types import MODALITIES, State
 from fedvlp.core.validate import require
-from fedvlp.evaluation import distortion
-from fedvlp.evaluation.audit.canaries import MEMORISED, UNSEEN, Exposure, train_on
-from fedvlp.evaluation.audit.canaries import PLANTED as PLANTED_CANARIES
-from fedvlp.evaluation.audit.gradients import GRADIENT, Inversion
+from fedvlp.evaluation.audit.gradients import GRADIENT
 from fedvlp.evaluation.audit.membership import (
+    GUESSED,
     MEMBERS,
     OTHERS,
     POOL,
     RATES,
     Membership,
+    guessed_cosines,
     largest_area,
     largest_rate,
     matching_weights,
@@ -39,32 +39,33 @@ from fedvlp.evaluation.audit.membership import (
     record_scores,
     standardised,
 )
-from fedvlp.evaluation.audit.one_update import SiteInference, Words
 from fedvlp.evaluation.intervals import Interval
+from fedvlp.evaluation.retrieval import embed
+from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.methods.ensemble import MODEL
+from fedvlp.methods.math.contrast import representations
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.models.serialization import CARD
 from fedvlp.run import measurements
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.audit_updates import LEAK_RATE, LEAK_STEPS, SENT, Updates, representation_scores
-from fedvlp.run.evaluate import last_server, loader, own_models, trained_state
+from fedvlp.run.evaluate import Load, last_server, load_shared, loader, own_models, trained_state
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import largest_by_site
 from fedvlp.run.model_card import CLASSES, with_block
 
-UNTRAINED, TRAINED, OWN, PLANTED = "untrained", "trained", "sites' own", "planted leak"
-"""Models that are attacked: the first and the last are the controls."""
+UNTRAINED, TRAINED, OWN = "untrained", "trained", "sites' own"
+"""Models that are attacked: the first is the control."""
 
 GAINED = ", gained"
 """After the name of a score: how far training moved it for this record."""
 
 MOST = 2000  # records of a site on either side; more only narrow the intervals
 REFERENCE = 64  # held-out pairs among which the loss of a pair is counted; never others
-LEAKED = 64  # records that the planted leak is trained on
-LEAK_BATCH = 32
+BATCH = 32  # records that are scored at a time
 DELTA = 1e-5
 """Of the bound, where a site told epsilon: its delta stays in its own policy (the shipped one has this)."""
 
-CHANCE_WITHIN, LEAK_ABOVE = 3.0, 90.0
+CHANCE_WITHIN = 3.0
 
 
 FOUND = tuple(f"found at {rate:.0%} false" for rate in RATES)
@@ -86,16 +87,6 @@ class Bound:
     rates: tuple[float, ...]  # at each of ``RATES``
 
 
-KINDS = {"words": Words, "canaries": Exposure, "sites": SiteInference, "inversion": Inversion}
-TITLES = {
-    "words": "words that the server reads off an update without a policy",
-    "canaries": "canaries: how far random reports that were planted in one more round are exposed",
-    "sites": "whose update it is, told by records of each site",
-    "inversion": "images drawn back from the gradient of one step on few records, whose reports are known",
-}
-"""The attacks on one update, by their names in the file."""
-
-
 @dataclass(frozen=True)
 class Audit:
     """The figures of an audit."""
@@ -104,20 +95,6 @@ class Audit:
     dropped: int  # records of no stratum with both members and others
     rows: tuple[Membership, ...]
     bounds: tuple[Bound, ...]  # of the sites that told an epsilon
-    words: tuple[Words, ...] = ()  # what updates tell of reports, where a word embedding travels
-    canaries: tuple[Exposure, ...] = ()  # these three of image-text models, where sites send weights
-    sites: tuple[SiteInference, ...] = ()
-    inversion: tuple[Inversion, ...] = ()  # where it was asked for
-
-    def updates(self) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
-        """The attacks on one update that were run: title, head and lines of a table of each."""
-        measured: dict[str, Sequence[Any]] = {
-            "words": self.words,
-            "canaries": self.canaries,
-            "sites": self.sites,
-            "inversion": self.inversion,
-        }
-        return [(TITLES[name], rows[0].HEAD, [row.cells() for row in rows]) for name, rows in measured.items() if rows]
 
     def of(self, model: str, site: str = "") -> list[Membership]:
         """The attacks on one model, at one site or all together."""
@@ -142,35 +119,11 @@ class Audit:
                 "difference; read the scores that were gained in training."
             )
         )
-        leaks = self.of(PLANTED)
-        if leaks:
-            leak = max(leaks, key=lambda row: row.area.value)
-            said_of_leak = "The attack finds it."
-            if leak.area.value <= LEAK_ABOVE:
-                said_of_leak = (
-                    f"The attack misses it (expected above {LEAK_ABOVE:.0f}), so low figures here prove nothing."
-                )
-            said.append(
-                f"Planted leak, a model trained on {leak.members} records alone: area {leak.area.unsigned()} "
-                f"({leak.attack}). {said_of_leak}"
-            )
-        else:
-            said.append("No leak was planted (--no-controls), so nothing shows that the attack would find one.")
-        return said + self._canaries_said()
-
-    def _canaries_said(self) -> list[str]:
-        """What the canaries say, and theirs of controls."""
-        of = {row.canaries: row for row in self.canaries}
-        if not of:
-            return []
-        planted, unseen = of[PLANTED_CANARIES], of[UNSEEN]
-        said = (
-            f"Canaries: {planted.count} random reports, each seen {planted.times:.1f} times among the records of "
-            f"{planted.site}, have a mean exposure of {planted.mean.value:.2f} of {planted.most:.0f} bits; as many "
-            f"that nobody trained on have {unseen.mean.value:.2f} (by chance {unseen.chance:.2f})"
+        said.append(
+            "No leak was planted, so nothing here shows that the attacks would find one; `fedvlp attack`, in a clone, "
+            "plants one."
         )
-        alone = of.get(MEMORISED)
-        return [said + (f", and those trained on alone {alone.mean.value:.2f}." if alone else ".")]
+        return said
 
 
 def row_cells(row: Membership) -> tuple[str, ...]:
@@ -198,12 +151,11 @@ def read(folder: RunFolder) -> Audit | None:
     try:
         content = read_json(file)
         rows = tuple(
-            Membership(**{**row, "area": _interval(row["area"]), "rates": tuple(map(_interval, row["rates"]))})
+            Membership(**{**row, "area": interval_of(row["area"]), "rates": tuple(map(interval_of, row["rates"]))})
             for row in content["rows"]
         )
         bounds = tuple(Bound(**{**bound, "rates": tuple(bound["rates"])}) for bound in content["bounds"])
-        others: Any = {name: tuple(_as(kind, one) for one in content.get(name, ())) for name, kind in KINDS.items()}
-        return Audit(content["round"], content["dropped"], rows, bounds, **others)
+        return Audit(content["round"], content["dropped"], rows, bounds)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ValueError(
             f"{folder.path}: evaluation/audit.json is not what fedvlp wrote there; remove it and run "
@@ -211,28 +163,20 @@ def read(folder: RunFolder) -> Audit | None:
         ) from None
 
 
-def _as(kind: type, written: Mapping[str, Any]) -> Any:
-    """One figure of an attack on updates as it was written; JSON's null is nan here."""
-    values = {name: _interval(value) if isinstance(value, dict) else value for name, value in written.items()}
-    return kind(**{name: math.nan if value is None else value for name, value in values.items()})
-
-
-def _interval(written: Mapping[str, float | None]) -> Interval:
+def interval_of(written: Mapping[str, float | None]) -> Interval:
+    """Return the interval that was written; JSON's null is nan here."""
     value, low, high = (math.nan if (of := written[name]) is None else float(of) for name in ("value", "low", "high"))
     return Interval(value, low, high)
 
 
-def measure(
-    folder: RunFolder, controls: bool = True, resamples: int = 1000, delta: float = DELTA, invert: float = 0.0
-) -> Audit:
+def measure(folder: RunFolder, resamples: int = 1000, delta: float = DELTA) -> Audit:
     """Attacks the model of a finished run, writes ``evaluation/audit.json`` and says so in the model card.
 
-    ``controls``: leaks are planted too, which takes some seconds of training. ``invert``: so many seconds are spent on
-    drawing images from a gradient; 0: none. Raises ValueError for a run that has not finished, or without a site that
+    Raises ValueError for a run that has not finished, or without a site that
     has members and others to compare.
     """
-    audit = _Attacked(folder).audit(controls, resamples, delta, invert)
-    save_json(file_of(folder), _plain(asdict(audit)))
+    audit = Attacked(folder).audit(resamples, delta)
+    save_json(file_of(folder), plain(asdict(audit)))
     measurements.note(folder, file_of(folder))
     card = folder.model.parent / CARD
     if card.exists():
@@ -240,12 +184,12 @@ def measure(
     return audit
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """nan as null: JSON has no nan."""
     if isinstance(value, dict):
-        return {name: _plain(of) for name, of in value.items()}
+        return {name: plain(of) for name, of in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(of) for of in value]
+        return [plain(of) for of in value]
     return None if isinstance(value, float) and value != value else value
 
 
@@ -262,7 +206,7 @@ def _sentences(audit: Audit) -> str:
     return "\n\n".join([said, *audit.controls()])
 
 
-class _Attacked:
+class Attacked:
     """A finished run, and the records by which it is attacked."""
 
     def __init__(self, folder: RunFolder) -> None:
@@ -293,7 +237,7 @@ class _Attacked:
             cohort.has_image() | cohort.has_report() if self.classifier else cohort.has_image() & cohort.has_report()
         )
         if cohort.report_from is not None:
-            usable = usable & np.array([source == "" for source in cohort.report_from])
+            usable = usable & np.array([not sources for sources in cohort.report_from])
         by_split = {split: cohort.rows(split, site) for split in ("train", "val", "test")}
         train, val, test = (rows[usable[rows]] for rows in by_split.values())
         held = np.concatenate([val, test])
@@ -311,50 +255,41 @@ class _Attacked:
             return None
         return {name: np.sort(rng.permutation(of)[:MOST]) for name, of in rows.items()}
 
-    def audit(self, controls: bool, resamples: int, delta: float, invert: float) -> Audit:
+    def audit(self, resamples: int, delta: float) -> Audit:
+        """Attack every model of the run; ``delta``: of the bounds of sites that told an epsilon."""
         state = trained_state(self.assembly, self.server)
         own = own_models(self.assembly, self.server, state)
         initial = self.assembly.initial()
         load = loader(self.assembly)
-        updates = Updates(self.assembly, state, self.rows, load)
-        start = {site: self._scores(site, initial, distortion.load) for site in self.data}
+        start = {site: self._scores(site, initial, load_shared) for site in self.data}
         scored = {UNTRAINED: start}
-        if updates.travels or not own:
-            scored[TRAINED] = self._gained(start, {site: self._scores(site, state, load) for site in self.data})
+        if travelling(self.experiment.method, state) or not own:
+            scored[TRAINED] = self.gained(start, {site: self._scores(site, state, load) for site in self.data})
         if own:
             of_own = {site: self._scores(site, own.get(site, state), load) for site in self.data}
-            scored[OWN] = self._gained(start, of_own)
+            scored[OWN] = self.gained(start, of_own)
         scored |= representation_scores(self.assembly, self.folder, state, self.data)
         weights = self._weights(self.rows)
         rows = [row for model, of in scored.items() for row in self._measured(model, of, weights, resamples)]
-        if controls:
-            rows += self._planted(initial, resamples)
         dropped = sum(int((weight == 0).sum()) for weight in weights.values())
-        measured = Audit(self.server.round, dropped, tuple(rows), tuple(self._bounds(delta)), tuple(updates.words()))
-        if self.classifier:
-            return measured
-        return replace(
-            measured,
-            canaries=tuple(updates.canaries(controls)),
-            sites=tuple(updates.sites()),
-            inversion=tuple(updates.inversion(invert)) if invert else (),
-        )
+        return Audit(self.server.round, dropped, tuple(rows), tuple(self._bounds(delta)))
 
-    def _gained(self, start: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+    def gained(self, start: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
         """Every site's scores, and beside them how far they are above those of the untrained model."""
         return {
             site: {**scores, **{name + GAINED: score - start[site][name] for name, score in scores.items()}}
             for site, scores in after.items()
         }
 
-    def _scores(self, site: str, state: State, load: distortion.Load) -> dict[str, Tensor]:
+    def _scores(self, site: str, state: State, load: Load) -> dict[str, Tensor]:
         """Scores [members + others] of a site's records by attack."""
         client = self.assembly.client(site, self.data[site])
         load(client, state, site)
-        return self._of_model(client, self.data[site])
+        return self.of_model(client, self.data[site])
 
-    def _of_model(self, client: Client, data: Any) -> dict[str, Tensor]:
-        batches = {name: list(data.batches(name, LEAK_BATCH, drop_last=False)) for name in (MEMBERS, OTHERS, POOL)}
+    def of_model(self, client: Client, data: Any) -> dict[str, Tensor]:
+        """Score the records of ``data`` by attack, [members + others] each, with the model that the client has."""
+        batches = {name: list(data.batches(name, BATCH, drop_last=False)) for name in (MEMBERS, OTHERS, POOL)}
         client.set_trainable(lambda name: True)
         gradients = record_directions(client.model, batches, {})
         return {**record_scores(client.model, batches), GRADIENT: gradients.shortness()}
@@ -364,7 +299,7 @@ class _Attacked:
         out = {}
         for site, of in rows.items():
             strata = self._strata(np.concatenate([of[MEMBERS], of[OTHERS]]))
-            out[site] = matching_weights(strata, _members(of))
+            out[site] = matching_weights(strata, members(of))
         return out
 
     def _strata(self, rows: np.ndarray) -> list[tuple[object, ...]]:
@@ -385,13 +320,13 @@ class _Attacked:
         """The attacks on one model: at all sites together, then at each."""
         sites = [site for site in scored if bool((weights[site] > 0).any())]
         require(bool(sites), "audit: at no site are members and others alike enough to be compared")
-        member = {site: _members(self.rows[site]) for site in sites}
+        member = {site: members(self.rows[site]) for site in sites}
         for attack in scored[sites[0]]:
             of = {
                 site: standardised(scored[site][attack], member[site], weights[site], [site] * len(member[site]))
                 for site in sites
             }
-            whose = {site: self._patients(self.rows[site]) for site in sites}
+            whose = {site: self.patients(self.rows[site]) for site in sites}
             of_all, member_of_all, weight_of_all = (
                 torch.cat([by[site] for site in sites]) for by in (of, member, weights)
             )
@@ -400,35 +335,9 @@ class _Attacked:
             for site in sites if len(sites) > 1 else ():
                 yield membership(model, attack, site, of[site], member[site], weights[site], whose[site], resamples)
 
-    def _patients(self, of: Mapping[str, np.ndarray]) -> list[str]:
+    def patients(self, of: Mapping[str, np.ndarray]) -> list[str]:
+        """Return the patient of each member, then of each other record."""
         return [self.assembly.cohort.patients[row] for name in (MEMBERS, OTHERS) for row in of[name]]
-
-    def _planted(self, initial: State, resamples: int) -> Iterator[Membership]:
-        """The attacks on a model that saw few records of one site often: what they must find."""
-        site = max(
-            self.rows, key=lambda name: min(len(self.rows[name][MEMBERS]), LEAKED) + len(self.rows[name][OTHERS])
-        )
-        rows = {**self.rows[site], MEMBERS: self.rows[site][MEMBERS][:LEAKED]}
-        data = self.assembly.serve(self.assembly.cohort, rows)
-        client = self.assembly.client(site, data)
-        distortion.load(client, initial, site)
-        start = {site: self._of_model(client, data)}
-        self._memorise(client, data, len(rows[MEMBERS]))
-        scores = self._gained(start, {site: self._of_model(client, data)})[site]
-        member = _members(rows)
-        weight = torch.ones(len(member), dtype=torch.float64)
-        for attack, of in scores.items():
-            yield membership(PLANTED, attack, "", of.detach(), member, weight, self._patients(rows), resamples)
-
-    def _memorise(self, client: Client, data: Any, count: int) -> None:
-        """Trains on the members alone, again and again."""
-        client.set_trainable(lambda name: True)
-        optimizer = torch.optim.Adam([weight for _, weight in client.trainable()], lr=LEAK_RATE)
-        generator = torch.Generator().manual_seed(self.experiment.rounds.seed)
-        size = min(LEAK_BATCH, count)
-        chosen = (torch.randperm(count, generator=generator)[:size] for _ in range(LEAK_STEPS))
-        drawn = (next(iter(data.batches(MEMBERS, size, drop_last=False, rows=rows))) for rows in chosen)
-        train_on(client, drawn, optimizer)
 
     def _bounds(self, delta: float) -> Iterator[Bound]:
         """What differential privacy leaves to an attack, by site that told its epsilon."""
@@ -439,6 +348,50 @@ class _Attacked:
                 yield Bound(site, epsilon, unit, at, 100 * largest_area(epsilon, at), rates)
 
 
-def _members(rows: Mapping[str, Sequence[int] | np.ndarray]) -> Tensor:
-    """[members + others] bool."""
+def members(rows: Mapping[str, Sequence[int] | np.ndarray]) -> Tensor:
+    """Return which of a site's records are members: [members + others] bool."""
     return torch.arange(len(rows[MEMBERS]) + len(rows[OTHERS])) < len(rows[MEMBERS])
+
+
+def travelling(method: Method, state: State) -> bool:
+    """Return whether sites send any weight of the model; those of frozen towers are no part of its state."""
+    return any(method.shares(name, phase) for name in state for phase in method.phases(0))
+
+
+# The attack on the representations that sites of a finished run sent last (evaluation/audit/membership.py).
+
+BEFORE, SENT = "representations, untrained", "representations"
+"""Of the sites' models before and after training; the first is the control."""
+
+Scores = dict[str, dict[str, dict[str, Tensor]]]
+"""Whose scores -> site -> attack -> scores [members + others]."""
+
+
+@torch.no_grad()
+def representation_scores(assembly: Assembly, folder: RunFolder, state: State, data: Mapping[str, Any]) -> Scores:
+    """Of the sites with images and reports whose models stay with them, with a public set; the server attacks.
+
+    ``state``: the server's model. ``data``: site -> its records, as the server's model reads them.
+    """
+    scores: Scores = {}
+    for site, records in data.items() if assembly.has_public else ():
+        memory = SiteMemory(folder.path / "sites" / site).newest()
+        own = {name.removeprefix(MODEL): tensor for name, tensor in memory.items() if name.startswith(MODEL)}
+        if not own or set(records.modalities) != set(MODALITIES):
+            continue
+        server = assembly.client("server", records)
+        server.load(state)
+        known = _on_cpu(server)
+        asked = (batch for name in (MEMBERS, OTHERS) for batch in records.batches(name, 32, drop_last=False))
+        film, report = embed(server.model, asked)
+        client = assembly.client(site, records, site)
+        assert client.initial is not None
+        for whose, weights in ((BEFORE, client.initial()), (SENT, own)):
+            client.load(weights)
+            score = guessed_cosines(known, _on_cpu(client), {"image": film, "text": report})
+            scores.setdefault(whose, {})[site] = {GUESSED: score}
+    return scores
+
+
+def _on_cpu(client: Client) -> dict[str, Tensor]:
+    return {name: tensor.cpu() for name, tensor in representations(client, MODALITIES).items()}

@@ -10,7 +10,9 @@ import csv
 import logging
 import math
 import shlex
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,19 +25,24 @@ from fedvlp.core.checkpoint import CheckpointError, save_text
 from fedvlp.core.json_file import UNREADABLE, read_json
 from fedvlp.core.names import name_of
 from fedvlp.core.types import IMAGE_TOKENS, Batch, State
+from fedvlp.core.validate import require
 from fedvlp.data.cohort import SPLITS
 from fedvlp.data.deid import PHIError
 from fedvlp.evaluation import metric_names as names
-from fedvlp.evaluation.downstream import Subset, records
+from fedvlp.evaluation.downstream import Records, Subset, records
 from fedvlp.evaluation.intervals import Figure, Interval, bootstrap, difference, macro
 from fedvlp.evaluation.linear_probe import LBFGS, LinearProbe, Sample, Task, areas_of, fit, task_of
 from fedvlp.evaluation.output import write_csv
+from fedvlp.evaluation.zero_shot import ZeroShot
 from fedvlp.methods import Centralized, Local
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run import measurements, presets, recalls, zero_shot_areas
+from fedvlp.run.assembly import Assembly
 from fedvlp.run.compare import BATCH, INITIAL, FinishedRun
+from fedvlp.run.evaluate import paired_sites
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.model_card import RESULTS_END, with_block
+from fedvlp.run.model_use import told_apart
 from fedvlp.run.recalls import GAIN, SITE, TOGETHER, TRAINED, Recall, is_built_in
 from fedvlp.run.simulate import PARTITION, noted_partition
 from fedvlp.run.terms import on_records_of
@@ -43,6 +50,8 @@ from fedvlp.training.settings import DeviceError
 
 log = logging.getLogger(__name__)
 
+AT_ONCE = 5.0  # seconds that a person waits without a word
+LEAST = 5  # training images of a class, and as many without it, from which a head is fitted
 OWN = 5_000  # records of one's own: images of more take long to decode again
 PROBE = LinearProbe(fractions=(1.0,), solver=LBFGS, seeds=(0,))
 STEPS = 100  # of the probe's solver: thousands of dimensions and many classes take minutes to the last digit
@@ -82,14 +91,65 @@ class Beside:
         return f"{self.what} {self.of_run} against {self.of_other}"
 
 
+Say = Callable[[str], None]
+"""Tells a person what is done now, and that it is done."""
+
+
 # Measuring
-def measure(folder: RunFolder) -> None:
+def measure(folder: RunFolder, say: Say = log.info) -> None:
     """Recalls, zero-shot AUCs and the untouched tower of a finished run. Raises ValueError as ``recalls.measure``."""
-    run = FinishedRun(folder, folder.experiment().name)
-    recalls.measure(folder, run)
-    zero_shot_areas.measure(folder, run)
-    measure_tower(folder, run)
+    with timed(say, "reading the records again"):
+        run = FinishedRun(folder, folder.experiment().name)
+    with timed(say, "measuring recall on the test records"):
+        recalls.measure(folder, run)
+    with timed(say, "measuring zero-shot AUC of the labels"):
+        zero_shot_areas.measure(folder, run)
+    with timed(say, "fitting linear probes of the labels"):
+        measure_tower(folder, run, say)
     _write_to_card(folder)
+
+
+@contextmanager
+def timed(say: Say, what: str) -> Iterator[None]:
+    """Tell what begins and, unless it was over at once, when it has ended."""
+    say(f"{what} ...")
+    began = time.monotonic()
+    yield
+    if (spent := time.monotonic() - began) >= AT_ONCE:
+        say(f"{what}: done in {spent:.0f} s")
+
+
+@torch.no_grad()
+def seconds(assembly: Assembly) -> float:
+    """Estimate how long ``measure`` takes after a run, by one batch and one head that are timed; 0 where nobody asks.
+
+    Raises ValueError where no site has test pairs.
+    """
+    experiment, cohort = assembly.experiment, assembly.cohort
+    most = recalls.UNASKED if is_built_in(experiment) else OWN
+    if isinstance(experiment.model, MultimodalConfig) or len(cohort) > most:
+        return 0.0
+    data = paired_sites(assembly)
+    site, of_site = next(iter(data.items()))
+    client = assembly.client(site, of_site)
+    batch = next(iter(of_site.batches("test", BATCH, drop_last=False)))
+    began = time.perf_counter()
+    vectors = client.model.eval()(batch).image
+    each = (time.perf_counter() - began) / len(vectors)
+    models, tests = 1 + experiment.takes_steps, sum(len(cohort.rows("test", site)) for site in data)
+    sentences = len(told_apart(experiment.data, cohort.label_names)) * ZeroShot.prompts * len(ZeroShot.seeds)
+    spent = each * (2 * models * tests + 2 * sentences)  # recall and zero-shot; the initial model is embedded there
+    try:
+        task = task_of(cohort, PROBE)
+        chosen = records(cohort, task.labelled)
+        task, _ = frequent(task, chosen)
+    except ValueError:  # no labels, or too few of them
+        return spent
+    train = Sample(torch.randn(len(chosen.train), vectors.shape[1]), task.targets[chosen.train])
+    began = time.perf_counter()
+    with torch.enable_grad():
+        fit(task, PROBE, train, train, 0, STEPS)
+    return spent + 2 * each * len(cohort) + 2 * (1 + DRAWS) * (time.perf_counter() - began)
 
 
 def _write_to_card(folder: RunFolder) -> None:
@@ -102,7 +162,7 @@ def _write_to_card(folder: RunFolder) -> None:
             save_text(card, after)
 
 
-def measure_unasked(folder: RunFolder) -> None:
+def measure_unasked(folder: RunFolder, say: Say = log.info) -> None:
     """``measure`` for a finished run of this machine that was not yet; nothing for large ones and classifiers.
 
     Of a run that was measured the card is written again: sites alone, or pooled records, may have been run since.
@@ -113,7 +173,7 @@ def measure_unasked(folder: RunFolder) -> None:
         if measurements.is_current(folder, recalls.file_of(folder)):
             _write_to_card(folder)
         else:
-            measure(folder)
+            measure(folder, say)
     except (ValueError, OSError, PHIError, DeviceError) as error:  # as of models that stayed at sites elsewhere
         log.warning("%s: no intervals: %s", folder.path, error)
 
@@ -130,11 +190,12 @@ def _is_measured_unasked(folder: RunFolder) -> bool:
     return 0 < len(noted_partition(folder).get("ids", ())) <= OWN
 
 
-def measure_tower(folder: RunFolder, run: FinishedRun) -> Path | None:
+def measure_tower(folder: RunFolder, run: FinishedRun, say: Say = log.info) -> Path | None:
     """Macro AUC of a linear probe on the model's image vectors and on its image tower as it was before the run.
 
     Learned from all labelled training images, and where there are more from 20 of each class, the mean of 5 draws.
-    Written to ``evaluation/tower.csv``. None where there are no labels, and where sites have own models.
+    Labels that too few records have are left out and named. Written to ``evaluation/tower.csv``. None where there are
+    no labels, and where sites have own models.
     """
     own, state = run.trained()
     if own or run.assembly.site_only():
@@ -144,6 +205,10 @@ def measure_tower(folder: RunFolder, run: FinishedRun) -> Path | None:
         task = task_of(cohort, PROBE)
         mine = torch.tensor([site in run.data for site in cohort.sites or ()])
         chosen = records(cohort, task.labelled & mine.numpy())
+        task, few = frequent(task, chosen)
+        if few:
+            said = ", ".join(f"{name} ({count})" for name, count in few.items())
+            say(f"left out, with fewer than {LEAST} training images, or no test image, that show or lack it: {said}")
         vectors = {TOWER: _tower(run, run.assembly.initial()), TRAINED: _vectors(run, state)}
         positives = task.targets[chosen.train] == 1
         draws = [chosen.train[FEW.draw(positives, seed).numpy()] for seed in range(DRAWS)]
@@ -166,6 +231,25 @@ def measure_tower(folder: RunFolder, run: FinishedRun) -> Path | None:
     file = write_csv(_tower_file(folder), [COLUMNS, *lines])
     measurements.note(folder, file)
     return file
+
+
+def frequent(task: Task, chosen: Records, least: int = LEAST) -> tuple[Task, dict[str, int]]:
+    """Leave out classes that fewer than ``least`` training records have or lack, or no test record has or lacks.
+
+    Returns the task and, of the classes that are left out, the number of training records that have each. Raises
+    ValueError where none is left.
+    """
+    train, test = task.targets[chosen.train], task.targets[chosen.test]
+    enough = [(of == kind).sum(dim=0) >= few for of, few in ((train, least), (test, 1)) for kind in (0, 1)]
+    usable = torch.stack(enough).all(dim=0)
+    counts = (train == 1).sum(dim=0).tolist()
+    few = {name: count for name, count, one in zip(task.names, counts, usable.tolist(), strict=True) if not one}
+    if not few:
+        return task, {}
+    require(bool(usable.any()), f"no label has {least} training images and a test image that show it, and as many not")
+    names = tuple(name for name in task.names if name not in few)
+    # A record of a class that is left out has none of the others: classes become findings.
+    return Task(names, task.targets[:, usable], False), few
 
 
 def _areas(task: Task, vectors: Tensor, train: np.ndarray, test: np.ndarray) -> list[Figure]:
@@ -279,18 +363,18 @@ def siblings(folder: RunFolder) -> Siblings:
     files cannot be read is left out and named.
     """
     partition = noted_partition(folder).get("sha256")
-    lent: dict[str, list[Recall]] = {}
+    newest: dict[str, list[Recall]] = {}
     unread = []
     for path in sorted(folder.path.resolve().parents[1].glob(f"*/*/{PARTITION}"), key=_age):
         other = RunFolder(path.parent)
         if path.parent == folder.path.resolve() or not other.model.exists():
             continue
         try:
-            if read_json(path).get("sha256") == partition and (name := _baseline(other)) not in ("", *lent):
-                lent[name] = recalls.read(other)
+            if read_json(path).get("sha256") == partition and (name := _baseline(other)) not in ("", *newest):
+                newest[name] = recalls.read(other)
         except (*UNREADABLE, CheckpointError):
             unread.append(f"{path.parts[-3]}/{path.parts[-2]}")
-    return Siblings(lent, tuple(sorted(unread)))
+    return Siblings(newest, tuple(sorted(unread)))
 
 
 def _age(path: Path) -> float:

@@ -11,12 +11,11 @@ import torch
 from fedvlp.core.method import sends
 from fedvlp.core.types import State
 from fedvlp.core.validate import require
-from fedvlp.evaluation import distortion
 from fedvlp.evaluation.intervals import Bootstrap, Interval, of_draws, of_worst
 from fedvlp.evaluation.retrieval import Retrieval, embed, in_batch_ranks, ranks
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.evaluate import last_server, loader, models_at_sites, paired_sites, trained_state
+from fedvlp.run.evaluate import last_server, load_shared, loader, models_at_sites, paired_sites, trained_state
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.terms import terms
 
@@ -163,7 +162,7 @@ class FinishedRun:
     def embedded(self, own: Mapping[str, State], state: State, start: bool = False) -> Vectors:
         """Test pairs as a site's ``own`` model, or else ``state``, sees them. At the ``start`` no site has trained."""
         torch.set_num_threads(self.experiment.training.threads)
-        load = distortion.load if start else loader(self.assembly)
+        load = load_shared if start else loader(self.assembly)
         vectors: Vectors = {}
         for site, data in self.data.items():
             client = self.assembly.client(site, data)

@@ -27,6 +27,7 @@ from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation
 from fedvlp.federation.wire import EncodedSite, SiteEnd, site_memory
 from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.run import beside
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 
@@ -60,6 +61,7 @@ class DryRun:
     peak_bytes: int  # memory of this process; of the accelerator where the run uses one
     used: str = ""  # how many rows of the data set are, and why others are not
     test_patients: Mapping[str, int] = field(default_factory=dict)  # of test pairs, by site
+    measuring: float = 0.0  # seconds after the last round, in which the report measures the test records again
     processor_seconds: float = 0.0  # that the dry run itself took, features of frozen towers among them
 
     @property
@@ -76,7 +78,7 @@ class DryRun:
 
     def seconds(self, workers: int) -> float:
         """Of the whole run with sites trained side by side by so many workers, each as fast as one alone."""
-        whole = 0.0
+        whole = self.measuring
         for phase in self.phases:
             turns = -(-phase.sites // max(1, workers))
             spent = phase.site_seconds * turns + phase.server_seconds
@@ -132,8 +134,16 @@ def dry_run(experiment: Experiment, accept_phi_risk: Accepted = False) -> DryRun
         _peak(experiment),
         rows_used(assembly.summary),
         _test_patients(assembly),
+        _measuring(assembly),
         time.process_time() - began,
     )
+
+
+def _measuring(assembly: Assembly) -> float:
+    try:
+        return beside.seconds(assembly)
+    except ValueError:  # no site has test pairs, so a report measures nothing
+        return 0.0
 
 
 def _test_patients(assembly: Assembly) -> dict[str, int]:

@@ -6,32 +6,30 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 import numpy as np
 
 from fedvlp.core import norm_statistics
 from fedvlp.core.client import TARGET, Client, named_state
+from fedvlp.core.device import to_host
 from fedvlp.core.method import sends, stays_initial
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.loader import SiteData
-from fedvlp.evaluation import distortion, metric_names
 from fedvlp.evaluation import linear_probe as probes
 from fedvlp.evaluation import retrieval as sources
 from fedvlp.evaluation import segmentation as masks
-from fedvlp.evaluation import vqa as answers
 from fedvlp.evaluation import zero_shot as zero
 from fedvlp.evaluation.downstream import never_said, refuse_repeated
 from fedvlp.evaluation.zero_shot import PROMPTS
 from fedvlp.models.load import load_encoders, load_model
 from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.experiment import POOLED, Source
+from fedvlp.run.experiment import Source
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.measurements import PROBE, ZERO_SHOT, folder_of, note
-from fedvlp.run.metrics import by_site
 from fedvlp.run.model_card import INITIAL_WEIGHTS
 from fedvlp.run.model_use import told_apart
 from fedvlp.training.settings import Training
@@ -44,49 +42,45 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Choices:
-    """Options of an evaluation; None is the protocol's value."""
+    """Options of an evaluation; None is the protocol's value. A plugin's evaluation may have fields of its own."""
 
-    steps: int | None = None  # optimiser steps of re-training, or at most so many of training a head
-    layers: int | None = None  # layers of each encoder that are re-trained
-    own: bool = False  # re-train with the run's own method instead of plain pre-training
+    reads: ClassVar[frozenset[str] | None] = None  # the fields here that a plugin's evaluation reads; None: any
+
+    steps: int | None = None  # optimiser steps of training a head at most
     data: Source | None = None  # records of a downstream evaluation, or of zero-shot; None: the run's own
     against: tuple[Path, ...] = ()  # other runs or model folders, to compare with on the same records
     out: Path | None = None  # folder of the files of a downstream evaluation; None: ``evaluation/`` in the run's
     probe: probes.LinearProbe = field(default_factory=probes.LinearProbe)
     segmentation: masks.Segmentation = field(default_factory=masks.Segmentation)
-    vqa: answers.VQA = field(default_factory=answers.VQA)
     classes: tuple[str, ...] = ()  # zero-shot: labels that are told apart, at least 2; none: ``told_apart``
 
 
-def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distortion.Trial]:
-    """The server's model re-trained on each site; for sites that share none, their own models on all records."""
-    starts = models_at_sites(assembly, state)
-    if starts:
-        union = assembly.client(POOLED, assembly.data(None))
-        return [distortion.Trial(f"{site}'s model on all", start, union) for site, start in starts.items()]
-    return [
-        distortion.Trial(site, state, assembly.client(site, data), _remembered(assembly, site))
-        for site, data in paired_sites(assembly, 0).items()
-    ]
-
-
-def _remembered(assembly: Assembly, site: str) -> State:
+def remembered(assembly: Assembly, site: str) -> State:
     """The normalisation that a site of the run keeps; nothing at a site that never trained."""
     if not assembly.site_only(site) or site not in assembly.sites():
         return {}
     return norm_statistics.split(assembly.site(site).memory.newest())[1]
 
 
-def loader(assembly: Assembly) -> distortion.Load:
+Load = Callable[[Client, State, str], None]
+"""Puts a model into a client as a site has it, for its own records."""
+
+
+def load_shared(client: Client, state: State, site: str) -> None:
+    """Put the model into the client; it is the same at every site."""
+    client.load(state)
+
+
+def loader(assembly: Assembly) -> Load:
     """Puts a model into a client as each site has it: where sites keep their normalisation, with the site's own."""
     data = {site: assembly.data(site) for site in assembly.evaluated_sites()}
-    known = {site: norm_statistics.own(_remembered(assembly, site), "model") for site in data}
+    known = {site: norm_statistics.own(remembered(assembly, site), "model") for site in data}
 
     def load(client: Client, state: State, site: str) -> None:
         at_site = replace(client, name=site, data=data[site])
         client.load(norm_statistics.complete(at_site, client.here(state), client.here(known[site])))
 
-    return load if assembly.site_only() else distortion.load
+    return load if assembly.site_only() else load_shared
 
 
 def paired_sites(assembly: Assembly, least: int = 2) -> dict[str, Any]:
@@ -114,38 +108,23 @@ def models_at_sites(assembly: Assembly, state: State) -> dict[str, State]:
     """Site -> the whole model in its memory, for methods that leave models at the sites (Local); else none.
 
     Where sites send weights, a whole model in a memory is none that a site ends with: FedMOON's is what its contrast
-    compares with.
+    compares with. Running statistics are those that the site measures the model with (``norm_statistics.estimate``).
     """
     if sends(assembly.experiment.method, state):
         return {}
     memories = {site: assembly.memory(site).newest() for site in assembly.sites()}
-    return {site: memory for site, memory in memories.items() if memory.keys() == state.keys()}
+    whole = {site: memory for site, memory in memories.items() if memory.keys() == state.keys()}
+    return {site: _with_statistics(assembly, site, memory) for site, memory in whole.items()}
 
 
-def _retrain(folder: RunFolder, choices: Choices, name: str, steps: int, deep: bool | None) -> list[Path]:
-    """Writes a distortion table of the run's model; ``deep`` None re-trains everything, else some encoder layers."""
-    import torch
-
-    experiment = folder.experiment()
-    torch.set_num_threads(experiment.training.threads)
-    assembly, server = Assembly(experiment, folder.path), last_server(folder)
-    state = trained_state(assembly, server)
-    steps = steps if choices.steps is None else choices.steps
-    if deep is not None and choices.own:
-        raise ValueError(f"{name} re-trains encoder layers by plain pre-training; leave --own out")
-    only = None if deep is None else distortion.encoder_layers(state, choices.layers, deep=deep)
-    plain = distortion.Retraining(local_steps=steps, only=only)
-    method = replace(experiment.method, local_steps=steps) if choices.own else plain
-    trials = _trials(assembly, folder, state)
-    training = experiment.training
-    if deep is not None or choices.steps is not None:
-        training = replace(training, local_epochs=0)  # so many steps, and not the passes of a round
-    entries = distortion.cross_table(
-        trials, paired_sites(assembly), method, training, round=server.round, load=loader(assembly)
-    )
-    how = "its own local training" if choices.own else "plain pre-training"
-    title = f"{experiment.name}, round {server.round}: {name} after {steps} steps of {how}"
-    return distortion.write_table(entries, _target(folder, name + ("-own" if choices.own else "")), title)
+def _with_statistics(assembly: Assembly, site: str, own: State) -> State:
+    """A site's own model with the statistics that it estimates; as it is where it estimates none."""
+    client = assembly.client(site, assembly.data(site), site)
+    if not client.own_norm:
+        return own
+    client.load(client.here(own))
+    norm_statistics.estimate(client)
+    return to_host({name: tensor.clone() for name, tensor in client.state().items()})
 
 
 def last_server(folder: RunFolder) -> Server:
@@ -172,49 +151,9 @@ def trained_state(assembly: Assembly, server: Server) -> State:
     return state | {name: live[name].detach().cpu().clone() for name in lacking}
 
 
-def _target(folder: RunFolder, name: str) -> Path:
-    """Path, without suffix, of the files of an evaluation."""
-    return folder_of(folder) / name
-
-
-def distort(folder: RunFolder, choices: Choices) -> list[Path]:
-    """Distortion by re-training everything for one round's steps (spec 10.7). Returns the files written."""
-    return _retrain(folder, choices, "distortion", folder.experiment().method.local_steps, None)
-
-
-def shallow(folder: RunFolder, choices: Choices) -> list[Path]:
-    """Distortion by re-training the first encoder layers for 500 steps (spec 10.8). Returns the files written."""
-    return _retrain(folder, choices, "shallow", 500, False)
-
-
-def deep(folder: RunFolder, choices: Choices) -> list[Path]:
-    """Distortion by re-training the last encoder layers for 500 steps. Returns the files written."""
-    return _retrain(folder, choices, "deep", 500, True)
-
-
-def similarity(folder: RunFolder, choices: Choices) -> list[Path]:
-    """Mean cosine of the pairs of each site's validation records by round (spec 10.8). Returns the files written.
-
-    Raises ValueError where the run never measured it.
-    """
-    name = metric_names.similarity("val")
-    curves: dict[str, dict[int, float]] = {}
-    for record in folder.history():
-        for site, metrics in by_site(record).items():
-            if name in metrics:
-                curves.setdefault(site, {})[record["round"]] = metrics[name]
-    if not curves:
-        raise ValueError(
-            f"{folder.path} has no evaluations with a paired cosine: it ran with evaluate_every=0, or its model is a "
-            "classifier"
-        )
-    title = f"{folder.experiment().name}: paired cosine of the model a round starts from"
-    return distortion.write_curves(curves, _target(folder, "similarity"), title)
-
-
 def _zero_shot_of_model(folder: RunFolder, choices: Choices) -> list[Path]:
     """The same for a model without a run, e.g. one of another library before any training, on ``choices.data``."""
-    cohort, model = _records(folder, choices), load_model(folder.path)
+    cohort, model = records_for(folder, choices), load_model(folder.path)
     model.require_comparable("zero-shot")
     classes = _prompted(choices.data, cohort.label_names, choices.classes)
     objective = ConVIRT()  # it is not called
@@ -224,7 +163,7 @@ def _zero_shot_of_model(folder: RunFolder, choices: Choices) -> list[Path]:
     states = {zero.GLOBAL: named_state(model, objective)}
     results, chosen = zero.zero_shot(zero.ZeroShot(classes), client, states, {ELSEWHERE: data}, cohort.label_names)
     title = f"{folder.path.name}: zero-shot accuracy, %"
-    return zero.write_results(results, chosen, _downstream_target(folder, choices, "zero-shot", cohort), title)
+    return zero.write_results(results, chosen, target_of(folder, choices, "zero-shot", cohort), title)
 
 
 def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
@@ -235,13 +174,13 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
     """
     import torch
 
-    _refuse_against(choices)
+    refuse_against(choices)
     refuse_repeated(choices.classes, "zero-shot")  # before minutes of reading records
     if _is_model(folder):
         return _zero_shot_of_model(folder, choices)
     experiment = folder.experiment()
     torch.set_num_threads(experiment.training.threads)
-    _warn_of_initial(folder.path, measured="what is measured as the global model")
+    warn_of_initial(folder.path, measured="what is measured as the global model")
     assembly, server = Assembly(experiment, folder.path), last_server(folder)
     cohort = assembly.cohort if choices.data is None else choices.data.build()
     source = choices.data or experiment.data
@@ -256,7 +195,7 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
     client = assembly.client(zero.SELECTED, None)
     results, chosen = zero.zero_shot(protocol, client, states, data, cohort.label_names, load)
     title = f"{experiment.name}, round {server.round}: zero-shot accuracy, %"
-    target = _downstream_target(folder, choices, ZERO_SHOT, cohort)
+    target = target_of(folder, choices, ZERO_SHOT, cohort)
     files = zero.write_results(results, chosen, target, title)
     people = {} if load else _subgroups(assembly, cohort)
     if people:
@@ -350,7 +289,7 @@ def _is_model(folder: RunFolder) -> bool:
     return not folder.checkpoint.exists() and (folder.path / folder.model.name).exists()
 
 
-def _records(folder: RunFolder, choices: Choices) -> Cohort:
+def records_for(folder: RunFolder, choices: Choices) -> Cohort:
     """The records of a downstream evaluation. Raises ValueError for a model folder without ``choices.data``."""
     if choices.data is not None:
         return choices.data.build()
@@ -359,7 +298,7 @@ def _records(folder: RunFolder, choices: Choices) -> Cohort:
     return Assembly(folder.experiment(), folder.path).cohort
 
 
-def _warn_of_initial(*paths: Path, measured: str = "what is measured now") -> None:
+def warn_of_initial(*paths: Path, measured: str = "what is measured now") -> None:
     """Says so of folders whose model was not trained: that of a run whose sites trained alone."""
     for folder in (RunFolder(path) for path in paths):
         if not (folder.checkpoint.exists() and folder.config.exists()):
@@ -368,16 +307,16 @@ def _warn_of_initial(*paths: Path, measured: str = "what is measured now") -> No
             log.warning("%s: %s; %s is of no trained model", folder.path, INITIAL_WEIGHTS, measured)
 
 
-def _device(folder: RunFolder) -> torch.device:
+def device_of(folder: RunFolder) -> torch.device:
     """Where the run of a folder trains; of a model alone, a GPU if there is one."""
     training = folder.experiment().training if folder.checkpoint.exists() else Training()
     return training.torch_device()
 
 
-def _downstream_target(folder: RunFolder, choices: Choices, name: str, cohort: Cohort) -> Path:
+def target_of(folder: RunFolder, choices: Choices, name: str, cohort: Cohort) -> Path:
     """Path, without suffix, of the files; other records than the run's own are in the name, by their fingerprint."""
     own = name if choices.data is None else f"{name}-{cohort.fingerprint[:8]}"
-    return _target(folder, own) if choices.out is None else choices.out / own
+    return (folder_of(folder) if choices.out is None else choices.out) / own
 
 
 def linear_probe(folder: RunFolder, choices: Choices) -> list[Path]:
@@ -386,7 +325,7 @@ def linear_probe(folder: RunFolder, choices: Choices) -> list[Path]:
     Each model of ``choices.against`` is probed alike and compared by DeLong's test. Raises ValueError for one of
     another input size: the records are decoded once, for the first model, and the other would see a part of each image.
     """
-    _warn_of_initial(folder.path, *choices.against)
+    warn_of_initial(folder.path, *choices.against)
     models = [load_encoders(path) for path in (folder.path, *choices.against)]  # a wrong path before minutes of probing
     size = models[0].config.image_size
     for path, model in zip(choices.against, models[1:], strict=True):
@@ -396,16 +335,16 @@ def linear_probe(folder: RunFolder, choices: Choices) -> list[Path]:
                 f"those of {size}; expected the same, since both are probed on the same decoded images. Compare models "
                 "of one input size, or evaluate each by itself"
             )
-    cohort = _records(folder, choices)
+    cohort = records_for(folder, choices)
     one, *others = (
-        probes.linear_probe(choices.probe, model.to(_device(folder)), cohort, choices.steps) for model in models
+        probes.linear_probe(choices.probe, model.to(device_of(folder)), cohort, choices.steps) for model in models
     )
     named = {str(path): probed for path, probed in zip(choices.against, others, strict=True)}
     differences = probes.compare(one, named, choices.probe.resamples)
-    return _noted(folder, probes.write_probe(one, differences, _downstream_target(folder, choices, PROBE, cohort)))
+    return _noted(folder, probes.write_probe(one, differences, target_of(folder, choices, PROBE, cohort)))
 
 
-def _refuse_against(choices: Choices) -> None:
+def refuse_against(choices: Choices) -> None:
     """Raises ValueError where models are given that nothing is compared with."""
     if choices.against:
         raise ValueError("--against compares linear probes; leave it out, and evaluate the other model by itself")
@@ -413,20 +352,11 @@ def _refuse_against(choices: Choices) -> None:
 
 def segment(folder: RunFolder, choices: Choices) -> list[Path]:
     """Dice of decoders on the frozen image tower (spec 10.3). Returns the files written."""
-    _refuse_against(choices)
-    _warn_of_initial(folder.path)
-    cohort, model = _records(folder, choices), load_encoders(folder.path).to(_device(folder))
+    refuse_against(choices)
+    warn_of_initial(folder.path)
+    cohort, model = records_for(folder, choices), load_encoders(folder.path).to(device_of(folder))
     segmented = masks.segmentation(choices.segmentation, model, cohort, choices.steps)
-    return masks.write_segmentation(segmented, _downstream_target(folder, choices, "segmentation", cohort))
-
-
-def answer(folder: RunFolder, choices: Choices) -> list[Path]:
-    """Answers of heads on both frozen towers to questions about images (spec 10.6). Returns the files written."""
-    _refuse_against(choices)
-    _warn_of_initial(folder.path)
-    cohort, model = _records(folder, choices), load_encoders(folder.path).to(_device(folder))
-    answered = answers.vqa(choices.vqa, model, cohort, choices.steps)
-    return answers.write_vqa(answered, _downstream_target(folder, choices, "vqa", cohort))
+    return masks.write_segmentation(segmented, target_of(folder, choices, "segmentation", cohort))
 
 
 def retrieve(folder: RunFolder, choices: Choices) -> list[Path]:
@@ -434,40 +364,38 @@ def retrieve(folder: RunFolder, choices: Choices) -> list[Path]:
 
     Returns the files written.
     """
-    _refuse_against(choices)
-    _warn_of_initial(folder.path)
-    cohort, model = _records(folder, choices), load_model(folder.path).to(_device(folder))
+    refuse_against(choices)
+    warn_of_initial(folder.path)
+    cohort, model = records_for(folder, choices), load_model(folder.path).to(device_of(folder))
     model.require_comparable("retrieval")
     split, rows = sources.source_retrieval(model, cohort)
-    return sources.write_retrieval(split, rows, _downstream_target(folder, choices, "retrieval", cohort))
+    return sources.write_retrieval(split, rows, target_of(folder, choices, "retrieval", cohort))
+
+
+def choices_of(measure: Callable[..., list[Path]]) -> type[Choices]:
+    """Return the options of an evaluation: the type of its argument ``choices``, which in a plugin may be its own."""
+    kind: type[Choices] = get_type_hints(measure).get("choices", Choices)
+    return kind
 
 
 EVALUATIONS: dict[str, Callable[[RunFolder, Choices], list[Path]]] = {
-    "distortion": distort,
-    "shallow": shallow,
-    "deep": deep,
-    "similarity": similarity,
     "zero-shot": zero_shot,
     "linear-probe": linear_probe,
     "segmentation": segment,
-    "vqa": answer,
     "retrieval": retrieve,
 }
 """Evaluations by name. Each writes files, into the run's ``evaluation/`` by default, and returns their paths."""
 
-DOWNSTREAM = frozenset({"linear-probe", "segmentation", "vqa", "retrieval", "zero-shot"})
+DOWNSTREAM = frozenset({"linear-probe", "segmentation", "retrieval", "zero-shot"})
 """Those of ``EVALUATIONS`` that take ``Choices.data`` and ``out``, and any folder with a model."""
 
 READ_BY: dict[str, frozenset[str]] = {
-    "steps": frozenset({"distortion", "shallow", "deep", "linear-probe", "segmentation", "vqa"}),
-    "layers": frozenset({"shallow", "deep"}),
-    "own": frozenset({"distortion"}),
+    "steps": frozenset({"linear-probe", "segmentation"}),
     "data": DOWNSTREAM,
     "against": frozenset({"linear-probe"}),
     "out": DOWNSTREAM,
     "probe": frozenset({"linear-probe"}),
     "segmentation": frozenset({"segmentation"}),
-    "vqa": frozenset({"vqa"}),
     "classes": frozenset({"zero-shot"}),
 }
 """Field of ``Choices`` -> those of ``EVALUATIONS`` that read it; a plugin's evaluation reads what it likes."""

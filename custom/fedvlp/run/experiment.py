@@ -53,11 +53,12 @@ class Partition:
     image_only: int = 0  # number of sites that lose their reports; order of the sites: paired, image-only, text-only
     text_only: int = 0  # number of sites that lose their images
     public: float = 0.0  # share of the patients of every split, 0 to below 1, who form the public set, at no site
-    retrieve: bool = False  # copy a report of the public set to records without one (data/report_imputation.py)
+    retrieve: int = 0  # reports of the public set for a record without one, found by labels (data/report_imputation.py)
     left_out: str = ""  # sites that take no part and that the model is evaluated on (leave one site out): "a,b"
 
     def __post_init__(self) -> None:
-        for name in ("image_only", "text_only"):
+        object.__setattr__(self, "retrieve", int(self.retrieve))  # true in an older file is 1
+        for name in ("image_only", "text_only", "retrieve"):
             require(getattr(self, name) >= 0, f"partition.{name} is {getattr(self, name)}; it must not be negative")
         require(self.unit in ("study", "patient"), f"partition.unit is {self.unit!r}; choose study or patient")
         require(0 <= self.public < 1, f"partition.public is {self.public}; it must be in [0, 1)")
@@ -105,12 +106,6 @@ class Experiment:
             dp_sgd.refuse_settings(self.method, self.training)
         for name in ("method", "objective", "extra"):
             object.__setattr__(self, name, self._following(name))
-        models = {self.method.trainee(phase) for phase in self.method.phases(0)}
-        require(
-            self.wire.down != "int8" or len(models) == 1,
-            f"wire.down=int8 needs a method that sends all sites one model; {type(self.method).__name__} sends each "
-            "site its own as well. Choose bfloat16",
-        )
         self.method.refuse_settings(self)
 
     @property

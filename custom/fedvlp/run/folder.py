@@ -26,7 +26,7 @@ from fedvlp.core.checkpoint import (
     save_json,
     save_tensors,
     save_text,
-    unwritten,
+    writing,
 )
 from fedvlp.core.client import OBJECTIVE, frozen_tensors
 from fedvlp.core.json_file import read_json
@@ -35,8 +35,9 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import State, is_private
 from fedvlp.data.cohort import digest
 from fedvlp.federation.loop import QuorumLostError
+from fedvlp.models.findings import FindingHeads
 from fedvlp.models.serialization import CARD
-from fedvlp.run import plugins
+from fedvlp.run import finding_heads, plugins
 from fedvlp.run.config import described, fingerprint, from_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.metrics import Record, scalars, summary
@@ -278,11 +279,9 @@ class RunFolder:
     def note(self, record: Record) -> None:
         """Appends the figures of a phase to the table. Raises CheckpointError where the disk takes no more."""
         lines = _as_csv(_rows(record))
-        try:
-            with open(self.table, "a", encoding="utf-8", newline="") as file:
-                file.write(lines)
-        except OSError as error:
-            raise unwritten(self.table, error, len(lines), "The checkpoint") from error
+        appended = writing(self.table, len(lines), "The checkpoint")
+        with appended, open(self.table, "a", encoding="utf-8", newline="") as file:
+            file.write(lines)
 
     def finish(
         self,
@@ -290,6 +289,7 @@ class RunFolder:
         state: State,
         history: list[Record],
         labels: Sequence[str] | None = None,
+        findings: FindingHeads | None = None,
     ) -> None:
         """Writes the trained model so that ``load_model`` reads it, with its model card, and the summary.
 
@@ -297,7 +297,8 @@ class RunFolder:
         Adapters are added to the weights of their towers. Its config.json says how images are prepared for it, the
         prompts of its classes (those of ``labels``, the records', where they are known here) and of which records its
         running statistics are. Where sites keep theirs and the server has no public set, ``state`` is without: the
-        model then has the initial ones, and ``load_model`` asks for others.
+        model then has the initial ones, and ``load_model`` asks for others. ``findings``: the classifier that the
+        server solved, calibrated; None: as its checkpoint has it, if it has one.
         """
         if self.model.exists():
             return
@@ -316,10 +317,14 @@ class RunFolder:
         prepared = preprocessing(experiment)
         model.preprocessing = prepared.described() if prepared else {}
         model.prompts = class_prompts(experiment, labels)
+        saved = self.server() if getattr(experiment.method, "findings", ()) else None
+        heads = findings or finding_heads.solved(experiment, saved[0] if saved else None)
 
         def beside(folder: Path) -> None:
             if rest:
                 save_tensors(folder / "objective.safetensors", rest)
+            if heads is not None:
+                heads.save(folder)
             unchanged = stays_initial(experiment.method, state)
             said = card(experiment, model, self._samples(), history, statistics, bool(rest), unchanged)
             save_text(folder / CARD, said)

@@ -101,11 +101,11 @@ def is_current(folder: RunFolder, file: Path) -> bool:
 
 
 def forget(folder: RunFolder, evaluations: Iterable[str]) -> None:
-    """Removes what fedvlp measured of the run's model: what a report reads, and the files of ``evaluations``.
+    """Removes what fedvlp measured of the run's model: what is noted, and the files of ``evaluations``.
 
     Their tables and figures are called by their names, and by more behind a hyphen. Other files stay.
     """
-    names, known = tuple(evaluations), (RECALLS, AREAS, TOWER, AUDIT, NOTE)
+    names, known = tuple(evaluations), (RECALLS, AREAS, TOWER, AUDIT, NOTE, *_noted(folder))
     for file in folder_of(folder).glob("*"):
         of_evaluation = file.suffix in (".csv", ".png") and any(f"{file.stem}-".startswith(f"{n}-") for n in names)
         if file.is_file() and (file.name in known or of_evaluation):

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedvlp.core.checkpoint import save_json
-from fedvlp.core.json_file import read_json
 from fedvlp.core.metric_keys import SECONDS
 from fedvlp.core.types import EVALUATE, curve
 from fedvlp.evaluation import metric_names
@@ -166,67 +162,6 @@ class TensorBoard:
                 writer.close()
             except OSError as error:
                 log.warning("%s: its last curves are not in %s: %s", site, self.folder, error.strerror)
-
-
-class MLflow:
-    """Sends records to a tracking server of MLflow: a run of the experiment "fedvlp" for each run folder.
-
-    A run that is resumed continues there. Curves are called "<site>/<name>"; of the data only what the records hold
-    leaves. A server that does not answer is a warning: metrics.csv has the figures. Raises ValueError where MLflow is
-    not installed or the server cannot be reached at the start.
-    """
-
-    NOTE = "mlflow.json"  # in the run's folder: which run of which server
-
-    def __init__(self, uri: str, folder: Path) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves but to the server that was asked for
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # by itself it asks a dead server for minutes
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")  # seconds
-        try:
-            from mlflow import MlflowClient
-        except ImportError:
-            raise ValueError("--mlflow needs MLflow; pip install 'fedvlp[mlflow]'") from None
-        note = folder / self.NOTE
-        known = read_json(note) if note.exists() else {}
-        try:
-            self._client = MlflowClient(tracking_uri=uri)
-            self._run = known.get(uri) or self._begin(folder)
-            self._client.update_run(self._run, status="RUNNING")
-        except Exception as error:
-            raise ValueError(
-                f"--mlflow: no run can be begun there ({type(error).__name__}); give the address of a server that is "
-                "up, e.g. http://127.0.0.1:5000"
-            ) from None
-        save_json(note, {**known, uri: self._run})
-
-    def _begin(self, folder: Path) -> str:
-        experiment = self._client.get_experiment_by_name("fedvlp")
-        number = experiment.experiment_id if experiment else self._client.create_experiment("fedvlp")
-        run: str = self._client.create_run(number, run_name=f"{folder.parent.name}/{folder.name}").info.run_id
-        return run
-
-    def __call__(self, record: Record) -> None:
-        """Sends the curves of a record at the step ``round``."""
-        from mlflow.entities import Metric
-
-        now = int(1000 * time.time())
-        curves = [
-            Metric(f"{site}/{curve(tag, record['phase'])}", float(value), now, record["round"])
-            for site, values in scalars(record).items()
-            for tag, value in values.items()
-        ]
-        try:
-            for start in range(0, len(curves), 1000):  # what a server takes at once
-                self._client.log_batch(self._run, metrics=curves[start : start + 1000])
-        except Exception as error:
-            log.warning("round %d: its curves are not all in MLflow: %s", record["round"], type(error).__name__)
-
-    def close(self) -> None:
-        """Says that nothing more comes for now."""
-        try:
-            self._client.set_terminated(self._run)
-        except Exception as error:
-            log.warning("the run is not closed in MLflow: %s", type(error).__name__)
 
 
 def largest_by_site(history: Sequence[Record], name: str) -> dict[str, float]:

@@ -9,7 +9,7 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.snapshots import LAST_ROUNDS, Snapshots
 from fedvlp.federation.site import MOMENTS
 from fedvlp.federation.site_memory import SiteMemory
-from fedvlp.run import measurements
+from fedvlp.run import measurements, plugins
 from fedvlp.run.evaluate import EVALUATIONS
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
@@ -70,10 +70,10 @@ def rollback(folder: RunFolder, round: int) -> int:
 
 
 def _memories(folder: RunFolder) -> list[Path]:
-    """The folders with one file a task: of the sites of a simulation, their optimisers, and both ends of the wire."""
+    """The folders with one file a task: of the sites of a simulation, their optimisers, their ends of the wire."""
     sites = [path for path in sorted((folder.path / "sites").glob("*")) if path.is_dir()]
     beside = [path / name for path in sites for name in (MOMENTS, "wire")]
-    return [*sites, *beside, folder.checkpoint.parent / "sent"]
+    return [*sites, *beside]
 
 
 def _forget_results(folder: RunFolder) -> None:
@@ -82,4 +82,4 @@ def _forget_results(folder: RunFolder) -> None:
     shutil.rmtree(folder.model.parent, ignore_errors=True)
     for file in (folder.path / "summary.json", folder.page(), folder.page(films=True)):
         file.unlink(missing_ok=True)
-    measurements.forget(folder, EVALUATIONS)
+    measurements.forget(folder, plugins.table("EVALUATIONS", EVALUATIONS, wanted=""))

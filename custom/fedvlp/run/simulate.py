@@ -19,12 +19,13 @@ from fedvlp.data.screening import rows_used
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool
 from fedvlp.federation.loop import Federation
 from fedvlp.federation.wire import EncodedSite, SiteEnd, site_memory
+from fedvlp.run import finding_heads
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.cautions import FILE, cautions
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
-from fedvlp.run.metrics import MLflow, Record, TensorBoard
+from fedvlp.run.metrics import Record, TensorBoard
 from fedvlp.run.status_writer import Progress, RunStatus, phases_left
 
 log = logging.getLogger(__name__)
@@ -91,15 +92,13 @@ def simulate(
     caution: Callable[[str], None] = log.warning,
     say: Callable[[str], None] = log.info,
     watch: Callable[[Progress], AbstractContextManager[Any]] = nullcontext,
-    mlflow: str = "",
 ) -> list[Record]:
     """Runs ``experiment`` here, resuming where ``folder`` stopped; ``workers`` > 1 trains sites side by side.
 
     ``report`` gets the record of every complete phase, ``say`` how many rows of the data set are used, and ``caution``,
-    before anything is trained, what to know of this run (run/cautions.py). ``watch`` may show the progress. ``mlflow``:
-    URI of a tracking server that gets the curves as well. Same bytes for any number of workers. Returns the history;
-    the model is in ``folder.model``. Raises PHIError, DeviceError, OtherDataError for a run that began with other
-    records, and FolderInUseError when another process writes ``folder``.
+    before anything is trained, what to know of this run (run/cautions.py). ``watch`` may show the progress. Same bytes
+    for any number of workers. Returns the history; the model is in ``folder.model``. Raises PHIError, DeviceError,
+    OtherDataError for a run that began with other records, FolderInUseError when another process writes ``folder``.
     """
     import torch
 
@@ -110,7 +109,7 @@ def simulate(
         sites = _admit_records(assembly, folder, say, caution)
 
         # 2. The sites, then the server as the last complete phase left it.
-        curves = _curves(folder, mlflow)
+        curves = TensorBoard(folder.path / "tb")
         torch.set_num_threads(1)  # a process that has run several threads must not be forked
         assembly.modules()  # before the fork, so that workers need not build them
         progress = Progress(experiment.method, sites)
@@ -123,11 +122,11 @@ def simulate(
         status.begin(experiment.method, experiment.rounds, server, next_phase)
         folder.note_all(server.history)
 
-        readers = (folder.note, status.add, *curves, report)
+        readers = (folder.note, status.add, curves, report)
 
         # 4. The rounds, then the trained model.
         with status.until_the_end():
-            with _closing_all(exchange, *curves), watch(progress):
+            with _closing_all(exchange, curves), watch(progress):
                 federation = Federation(
                     experiment.method,
                     server,
@@ -139,7 +138,9 @@ def simulate(
                     present=sites,
                 )
                 state = federation.run(next_phase)
-            folder.finish(experiment, state, server.history, assembly.cohort.label_names)
+            heads = finding_heads.solved(experiment, server)
+            heads = heads and finding_heads.on_validation(heads, assembly, state)
+            folder.finish(experiment, state, server.history, assembly.cohort.label_names, heads)
         return server.history
 
 
@@ -180,12 +181,6 @@ def _tell_cautions(assembly: Assembly, folder: RunFolder, caution: Callable[[str
         save_json(folder.path / FILE, sentences)
         for sentence in sentences:
             caution(sentence)
-
-
-def _curves(folder: RunFolder, mlflow: str) -> list[TensorBoard | MLflow]:
-    """What draws the run's curves while it trains."""
-    curves: list[TensorBoard | MLflow] = [TensorBoard(folder.path / "tb")]
-    return [*curves, MLflow(mlflow, folder.path)] if mlflow else curves
 
 
 def _exchange(

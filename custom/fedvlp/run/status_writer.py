@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from fedvlp.core.checkpoint import CheckpointError, save_json
+from fedvlp.core.disk import is_full
 from fedvlp.core.method import Method
 from fedvlp.core.metric_keys import loss_term
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, Broadcast, Reply
 from fedvlp.evaluation.metric_names import AVERAGE, WORST, over_sites, recall
 from fedvlp.federation.loop import QuorumLostError, Rounds
+from fedvlp.federation.site import reason
 from fedvlp.federation.wire import Exchange
 from fedvlp.run.metrics import Record, by_site, overall
 from fedvlp.run.status import FAILED, FINISHED, PROCESS_FAILED, RUNNING, SCHEMA, STOPPED, rounded, summary
@@ -206,6 +208,14 @@ class RunStatus:
         else:
             self._write(status, reason)
 
+    def fail(self, error: Exception) -> None:
+        """Writes that the run failed: of a disk that took no more all there is to say, of any other error the type.
+
+        The file goes to the lead, and other texts are worded for the log of this machine.
+        """
+        said = reason(error) if isinstance(error, CheckpointError) or is_full(error) else type(error).__name__
+        self.end(FAILED, said)
+
     def _write(self, status: str, reason: str) -> None:
         try:
             save_json(self.file, self.content(status, reason))
@@ -221,7 +231,7 @@ class RunStatus:
             self.end(STOPPED, str(error))
             raise
         except Exception as error:
-            self.end(FAILED, type(error).__name__)
+            self.fail(error)
             raise
         except BaseException:
             self.end(STOPPED, "it was interrupted; resume it")

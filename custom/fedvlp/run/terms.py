@@ -133,7 +133,7 @@ def _shared_steps(method: Method, wanted: float) -> str:
 
 
 def on_records_of(preset: str, other: Experiment, folder: Path) -> str:
-    """The command of a preset on the records of the run in ``folder``, partitioned as there, with the model and seed of that.
+    """The command of a preset on the records of the run in ``folder``, partitioned as there, with its model and seed.
 
     What ``other`` has as its own preset has it is left out; of a preset that is not known here, the seed alone is not.
     """

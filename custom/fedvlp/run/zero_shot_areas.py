@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.types import State
-from fedvlp.evaluation import distortion
 from fedvlp.evaluation.classification import roc
 from fedvlp.evaluation.intervals import Interval, area_of, bootstrap, macro
 from fedvlp.evaluation.output import write_csv
 from fedvlp.evaluation.zero_shot import (
     Embeddings,
     ZeroShot,
+    absent_texts,
     class_scores,
     class_texts,
     prompts,
@@ -30,7 +30,7 @@ from fedvlp.evaluation.zero_shot import (
 )
 from fedvlp.run import measurements
 from fedvlp.run.compare import INITIAL, FinishedRun
-from fedvlp.run.evaluate import loader
+from fedvlp.run.evaluate import load_shared, loader
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.model_use import told_apart
 from fedvlp.run.recalls import TRAINED
@@ -83,14 +83,15 @@ def measure(folder: RunFolder, run: FinishedRun | None = None) -> Path | None:
 def _areas(run: FinishedRun, protocol: ZeroShot, name: str, own: Mapping[str, State], state: State) -> Iterator[Area]:
     """The AUCs of a site's ``own`` model, or else of ``state``, at every site."""
     torch.set_num_threads(run.experiment.training.threads)
-    load = distortion.load if name == INITIAL else loader(run.assembly)
+    load = load_shared if name == INITIAL else loader(run.assembly)
     sentences = [
         {of: prompts(of, protocol.prompts, seed) for of in protocol.classes} for seed in protocol.seeds
     ]  # of each seed, by class
     cohort = run.assembly.cohort
     columns = [cohort.label_names.index(of) for of in protocol.classes]
-    one_model = not own and load is distortion.load  # the same at every site, and so are the vectors of its prompts
+    one_model = not own and load is load_shared  # the same at every site, and so are the vectors of its prompts
     texts: list[Embeddings] = []
+    absent: Tensor | None = None
     for site, data in run.data.items():
         client = run.assembly.client(site, data)
         load(client, own.get(site, state), site)
@@ -99,8 +100,8 @@ def _areas(run: FinishedRun, protocol: ZeroShot, name: str, own: Mapping[str, St
         imaged = np.flatnonzero(cohort.has_image()[rows])
         image = test_images(client, data, protocol.batch_size, torch.from_numpy(imaged))
         if not (texts and one_model):
-            texts = [class_texts(client, one)[1] for one in sentences]
-        scores = [class_scores(image, of_seed, protocol.ensemble).cpu() for of_seed in texts]
+            texts, absent = [class_texts(client, one)[1] for one in sentences], absent_texts(protocol, client)
+        scores = [class_scores(image, of_seed, protocol.ensemble, absent).cpu() for of_seed in texts]
         labels = torch.from_numpy(cohort.labels[rows[imaged]][:, columns])
         patients = [cohort.patients[row] for row in rows[imaged]]
         yield from _of_site(name, site, protocol.classes, torch.stack(scores), labels, patients)

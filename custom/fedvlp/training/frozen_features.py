@@ -25,13 +25,14 @@ from torch import Generator, Tensor, nn
 from fedvlp.core.client import BatchNorm, Client, digest
 from fedvlp.core.device import moved
 from fedvlp.core.objective import ObjectiveModule
-from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, State, VLOutput, group
+from fedvlp.core.types import DRAWN_REPORT, IMAGE_TOKENS, TEXT_TOKENS, Batch, State, VLOutput, group
 from fedvlp.training.grad_cache import LOCAL
 
 log = logging.getLogger(__name__)
 
 ROWS = 32  # records that go through the towers at a time
 IN_MEMORY = 2 * 2**30  # bytes of tokens; a client with more, who has no folder, runs its fixed towers at every step
+REPORTS = "reports"  # the name of the table of all reports of training records that have several
 BEAT = 60.0  # seconds between lines that say how far it is: towers take minutes, and a log is silent meanwhile
 
 
@@ -68,6 +69,11 @@ def with_tokens(tokens: State, batch: Batch) -> Batch:
     if TEXT_TOKENS in tokens and "text" in batch:
         batch[TEXT_TOKENS] = tokens[TEXT_TOKENS][batch["row"], : batch["text"].shape[1]]
     return batch
+
+
+def with_report(tokens: Tensor, batch: Batch) -> Batch:
+    """The batch with ``tokens`` [M, T, W] of the reports that it drew."""
+    return batch | {TEXT_TOKENS: tokens[batch[DRAWN_REPORT].to(tokens.device), : batch["text"].shape[1]]}
 
 
 def tokens_of(model: Any, batch: Batch) -> State:
@@ -125,10 +131,30 @@ class FrozenFeatures:
         """As the data's own, with tokens."""
         return (self._with_tokens(split, batch) for batch in self._data.batches(split, batch_size, **options))
 
+    def report_batches(self, batch_size: int) -> Iterator[Batch] | None:
+        """As the data's own, with tokens."""
+        batches = self._data.report_batches(batch_size)
+        return None if batches is None else (self._of_report(batch) for batch in batches)
+
     def _with_tokens(self, split: str, batch: Batch) -> Batch:
+        with_all = moved(with_tokens(self._of(split), batch), self._device)
+        return self._of_report(with_all) if DRAWN_REPORT in batch else with_all
+
+    def _of_report(self, batch: Batch) -> Batch:
+        return moved(with_report(self._of(REPORTS)[TEXT_TOKENS], batch), self._device)
+
+    def _of(self, split: str) -> State:
+        """The tokens of a split, or of all ``REPORTS`` of its training records that have several."""
         if split not in self._splits:
             self._splits[split] = self._read(split)
-        return moved(with_tokens(self._splits[split], batch), self._device)
+        return self._splits[split]
+
+    def _source(self, split: str) -> Iterator[Batch]:
+        """What tokens are made of, in order; of ``REPORTS`` each by its own number."""
+        if split != REPORTS:
+            batches: Iterator[Batch] = self._data.batches(split, ROWS, drop_last=False)
+            return batches
+        return ({**batch, "row": batch[DRAWN_REPORT]} for batch in self._data.report_batches(ROWS))
 
     @property
     def _device(self) -> torch.device:
@@ -159,7 +185,7 @@ class FrozenFeatures:
     def _key(self, split: str) -> str:
         """A hash of what the tokens of a split are made of."""
         hashed = hashlib.sha256(self._model.towers_digest().encode())
-        for batch in self._data.batches(split, ROWS, drop_last=False):
+        for batch in self._source(split):
             for name in sorted(batch.keys() & {"image", "text", "text_mask"}):
                 hashed.update(name.encode() + batch[name].contiguous().numpy().tobytes())
         return hashed.hexdigest()[:32]
@@ -172,12 +198,14 @@ class FrozenFeatures:
             encoder.eval()
 
         def new(name: str, some: Tensor) -> Tensor:
-            shape = whole(name, some, self._data.sizes[split], self._model)
+            count = (
+                sum(len(batch["row"]) for batch in self._source(split)) if split == REPORTS else self._data.sizes[split]
+            )
+            shape = whole(name, some, count, self._model)
             path = folder / f"{name}.npy"
             return torch.from_numpy(np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape))
 
-        batches = self._data.batches(split, ROWS, drop_last=False)
-        tokens = table(batches, lambda batch: tokens_of(self._model, moved(batch, self._device)), new)
+        tokens = table(self._source(split), lambda batch: tokens_of(self._model, moved(batch, self._device)), new)
         for encoder, mode in zip(encoders, modes, strict=True):
             encoder.train(mode)
         return tokens
@@ -212,11 +240,12 @@ class FixedFeatures:
     def encoded(self, client: Client, batch: Batch, state: State, own: State | None) -> Batch:
         """The batch with the tokens of its rows."""
         tokens = self._tokens_by(client, state, own)
-        return batch if tokens is None else with_tokens(tokens, batch)
+        # Tokens are kept by record: one whose report was drawn anew goes through the text tower.
+        return batch if tokens is None or DRAWN_REPORT in batch else with_tokens(tokens, batch)
 
     def pooled(self, client: Client, batch: Batch, state: State, own: State | None) -> VLOutput | None:
         """What the heads of the anchor read; None where an objective needs tokens as well."""
-        if LOCAL & set(client.hooks.needs) or self._tokens_by(client, state, own) is None:
+        if DRAWN_REPORT in batch or LOCAL & set(client.hooks.needs) or self._tokens_by(client, state, own) is None:
             return None
         key = self._key(client, state, own, "alignment")
         if key not in self._pooled:

@@ -6,6 +6,7 @@ A row has an image, a report, or both. Sources differ in how they list their row
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,13 +16,13 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
-from fedvlp.data.burned_in import HEADER
+from fedvlp.data.burned_in import HEADER, REASON
 from fedvlp.data.cache_build import SERIAL, Building, shape_of
 from fedvlp.data.cohort import Cohort, HeldQuestions, Question, Rows, Sentences, digest
 from fedvlp.data.images import films, unsearched
 from fedvlp.data.masks import Box, BoxMasks
-from fedvlp.data.screening import SKIPPED, DataSource, Screened, searched
-from fedvlp.data.subgroups import table_of
+from fedvlp.data.screening import BY_VIEW, SKIPPED, DataSource, Screened, searched
+from fedvlp.data.subgroups import VIEW, table_of, view_of
 
 T = TypeVar("T")
 
@@ -52,6 +53,7 @@ class Listing:
     files: Sequence[Path | None] | None = None  # image of each row, None: it has none; None: no image is read
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> rows of the collection that are not listed
     unsure: Mapping[str, int] = field(default_factory=dict)  # what nothing is known of -> listed rows
+    restored: Mapping[str, int] = field(default_factory=dict)  # what was restored in reports -> reports
     phi: Mapping[str, int] = field(default_factory=dict)  # kind of identifier -> raw reports that hold one
     questions: Sequence[tuple[Question, ...]] | None = None  # about each row's image; None: the collection has none
     boxes: Mapping[str, Sequence[tuple[Box, ...]]] | None = None  # structure -> outlines of each row's; None: no masks
@@ -236,8 +238,11 @@ class Listed(DataSource):
         if not listing.private and (moved := by_patient(listing.patients, listing.splits)[1]):
             summary["moved to the split of their patient"] = moved
         summary |= {f"{SKIPPED}{reason}": count for reason, count in {**listing.left_out, **few}.items()}
-        summary |= listing.unsure
+        summary |= {**listing.unsure, **listing.restored}
         summary |= {f"{SKIPPED}{reason}": len(names) for reason, names in sorted(skipped.items())}
+        if images is not None:
+            with_text = [row for row, reason in images.skipped.items() if reason == REASON]
+            summary |= _count_views(listing.subgroups.get(VIEW, ()), with_text)
         if images is not None and (listing.private or self.burned_in != HEADER):  # which goes without saying
             bare = 0 if listing.files is None else sum(listing.files[row] is None for row in range(len(ids))[:most])
             summary |= unsearched(self.burned_in, searchable - bare, listing.source)
@@ -325,6 +330,12 @@ class Listed(DataSource):
             stored=None if images is None else pick(images.stored),
             files=files,
         )
+
+
+def _count_views(views: Sequence[str], rows: Sequence[int]) -> dict[str, int]:
+    """Count the ``rows`` of images with burned-in text by view, where the data set says one of theirs."""
+    counts = Counter(view_of(views[row]) or "not known" for row in rows if views)
+    return {f"{BY_VIEW}{view}": count for view, count in sorted(counts.items())} if set(counts) - {"not known"} else {}
 
 
 def by_patient(patients: Sequence[str], splits: Sequence[str]) -> tuple[list[str], int]:

@@ -26,6 +26,7 @@ from fedvlp.data.sources.published import (
 from fedvlp.data.sources.table import BELOW_ROOT
 from fedvlp.data.subgroups import VIEW
 from fedvlp.data.table_files import parts_of
+from fedvlp.data.text_restoration import restorations
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +123,7 @@ class OpenISource(Published):
             files=[file for _, file, _ in rows] if self.root else None,
             left_out=left_out,
             unsure=unsure,
+            restored=restorations(" ".join(report.sections.values()) for report in worded),
             phi=scan(
                 (" ".join(report.sections.values()) for report in published), (report.key for report in published)
             ),

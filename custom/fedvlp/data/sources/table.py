@@ -27,6 +27,7 @@ from fedvlp.data.sentences import SentenceTable, read_sentence_table
 from fedvlp.data.sources.listed import BELOW_ROOT, Listed, Listing, Masks
 from fedvlp.data.subgroups import AGE, VIEW
 from fedvlp.data.table_files import as_csv
+from fedvlp.data.text_restoration import restorations
 
 log = logging.getLogger(__name__)
 
@@ -248,6 +249,7 @@ class TableSource(Listed):
             splits=[_SPLITS[row[self.split_column].lower()] if self.split_column in present else "" for row in cells],
             files=[row.file for row in rows],
             unsure={name: count for name, count in fallbacks.items() if count},
+            restored=restorations(row[self.report_column] for row in cells if self.report_column),
             subgroups=_subgroups(cells, self._grouping(present)),
             private=True,
             sites=[row[self.site_column] for row in cells] if self.site_column in present else None,

@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -20,6 +20,7 @@ from fedvlp.data.screening import searched
 from fedvlp.data.sources.published import Listing, Published, first_of, numbers, read_rows, require_items, undamaged
 from fedvlp.data.sources.table import BELOW_ROOT
 from fedvlp.data.subgroups import VIEW, view_of
+from fedvlp.data.text_restoration import restorations
 
 
 class TableFilm(NamedTuple):
@@ -52,9 +53,10 @@ class TabularSource(Published):
 
     path: str = field(metadata=BELOW_ROOT)  # the table as published, or packed (.gz, .zip)
     root: str | None = None  # folder of the images; None: no image is read
-    _: KW_ONLY
-    labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names that the collection lacks are nan
-    frontal: bool = True  # leave out the lateral views, where the collection has such
+    # Python 3.10 cannot resolve the type hints of a class with dataclasses.KW_ONLY
+    # the cohort's labels, in order; names that the collection lacks are nan
+    labels: tuple[str, ...] | str = field(default=CHEXPERT, kw_only=True)
+    frontal: bool = field(default=True, kw_only=True)  # leave out the lateral views, where the collection has such
 
     def films(self) -> Iterable[TableFilm]:
         """What the table lists. Raises ValueError that names missing tables or columns, or counts strange cells."""
@@ -82,6 +84,7 @@ class TabularSource(Published):
             names=wanted,
             splits=[film.split for film in rows],
             files=None if self.root is None else self._files(Path(self.root), rows),
+            restored=restorations(reports.values()) if self.reported else {},
             left_out=+left_out,  # those of which there are any
             phi=searched(self.cache, list(reports.values()), reports) if self.reported else {},
             subgroups={name: values for name, values in grouped.items() if any(values)},

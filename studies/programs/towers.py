@@ -1,14 +1,17 @@
-"""Pre-training of towers on public records, for models to start from (models/initial.py).
+"""Makes the encoders that ship with fedvlp of a finished run of tiny-pool, and says whether they are the same.
 
-It is a run like any other, of a method that trains on everybody's records together, by the one training loop.
+    fedvlp simulate tiny-pool --runs build/towers
+    python studies/programs/towers.py build/towers/tiny-pool/001 build/towers/tiny-pool/encoders
+
+That is `make towers`. It is a run like any other, of a method that trains on everybody's records together, by the one
+training loop; the encoders are written in half precision. Exits with 2 where they are not the shipped ones.
 """
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Mapping, Sequence
+import argparse
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,7 +21,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedvlp import __version__
-from fedvlp.core.checkpoint import save_text
 from fedvlp.core.client import OBJECTIVE
 from fedvlp.core.types import group
 from fedvlp.core.validate import require
@@ -29,90 +31,25 @@ from fedvlp.models.initial import SHIPPED, load_initial, made, parse, pinned, sa
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
-from fedvlp.run.fitting import absolute, is_path
+from fedvlp.run.fitting import absolute
 from fedvlp.run.folder import RunFolder
-
-COMMAND = "command.txt"
-"""What a run's folder has beside a run's usual files: the command that the towers are made with."""
+from studies.claims.cell_results import machine
 
 SPLIT = "test"
 """Records of the pool that nothing was chosen on: the figures that are written beside the weights are of these."""
 
 
-def shipped(name: str) -> str:
-    """What ``model.init`` says for the weights that ship under ``name``. Raises ValueError where there are none."""
-    require(name in SHIPPED, f"no weights ship under the name {name}; there are: {', '.join(SHIPPED)}")
-    return settled(name)
-
-
-def checkable(experiment: Experiment) -> str:
-    """What ``model.init`` says for the shipped weights that the experiment makes again.
-
-    Raises ValueError where none ship under its name, or where it is not the preset of that name: its towers are others.
-    """
-    expected = shipped(experiment.name)
-    require(
-        _wherever(experiment) == _wherever(absolute(presets.get(experiment.name)).pinned()),
-        f"--check compares with towers that the preset {experiment.name} makes as it is, and these settings or data "
-        "make others; leave --set and --data, or --check, out",
-    )
-    return expected
-
-
-def _wherever(experiment: Experiment) -> Experiment:
-    """The experiment without that by which machines differ, and the saving of what is half done."""
-    training = replace(experiment.training, device="cpu", threads=1, checkpoint_steps=0)
-    return replace(experiment, training=training)
-
-
-def pretrainable(experiment: Experiment) -> None:
-    """Raises ValueError unless the experiment's method trains one model, on everybody's records."""
-    require(
-        experiment.method.pooled,
-        f"the method of {experiment.name} trains at sites; pre-training takes one that trains on all records together: "
-        "tiny-pool, or another preset of Centralized",
-    )
-
-
-def note_command(folder: RunFolder, preset: str, data: str | None, settings: Sequence[str]) -> None:
-    """Keeps, in the folder of a new run, the command that makes the towers again, for ``write_towers``.
-
-    The towers may be handed on, so it names no file and no folder of this machine, but says which were given.
-    """
-    experiment = folder.experiment()
-    source = (data or "").partition(":")[0]
-    given = [f" --data {source}:..."] * bool(source) + [f" --set {_shown(one, experiment)}" for one in settings]
-    save_text(folder.path / COMMAND, f"fedvlp pretrain OUT --preset {preset}{''.join(given)}\n")
-
-
-def noted_command(folder: RunFolder) -> str:
-    """The command that the run was begun with; of a run that did not note it, as much as its configuration says."""
-    file = folder.path / COMMAND
-    if file.exists():
-        return file.read_text(encoding="utf-8").strip()
-    return f"fedvlp pretrain OUT --preset {folder.experiment().name}"
-
-
-def _shown(setting: str, experiment: Experiment) -> str:
-    """A setting "key=value" as it may be handed on: without the value of one that is a path."""
-    key, _, value = setting.partition("=")
-    *groups, name = key.split(".")
-    owner: Any = reduce(getattr, groups, experiment)
-    path = Path(parse(value).name)
-    is_one = is_path(owner, name) or path.is_absolute() or (len(path.parts) > 1 and path.exists())
-    return f"{key}=..." if is_one else setting
-
-
-def write_towers(folder: RunFolder, out: Path, command: str) -> tuple[str, dict[str, Any]]:
+def write_towers(folder: RunFolder, out: Path) -> tuple[str, dict[str, Any]]:
     """Writes the encoders of a finished run into ``out``.
 
     Returns what ``model.init`` says for them, and what config.json there says of their making.
     """
     experiment = folder.experiment()
-    pretrainable(experiment)
+    require(experiment.method.pooled, f"the method of {experiment.name} trains at sites; give a run of tiny-pool")
     torch.set_num_threads(experiment.training.threads)
     saved = folder.server()
-    require(saved is not None and folder.model.exists(), "the run has not finished; resume it with --resume")
+    finished = saved is not None and folder.model.exists()
+    require(finished, "the run has not finished; resume it with `fedvlp simulate --resume`")
     assert saved is not None
     state = experiment.method.finish(saved[0])
     assembly = Assembly(experiment)
@@ -123,7 +60,7 @@ def write_towers(folder: RunFolder, out: Path, command: str) -> tuple[str, dict[
     }
     model.load_state_dict(rounded)
     said = {
-        "command": command,
+        "command": f"fedvlp simulate {experiment.name}",
         "fedvlp": __version__,
         "seed": experiment.rounds.seed,
         "cohort": assembly.cohort.fingerprint,
@@ -137,17 +74,6 @@ def write_towers(folder: RunFolder, out: Path, command: str) -> tuple[str, dict[
     }
     save_initial(model, out, said)
     return pinned(str(out)), said
-
-
-def machine() -> dict[str, str]:
-    """What decides the last bits of a sum: the processor, its vector unit, and torch."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
-    processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return {
-        "processor": processor or platform.machine(),
-        "simd": torch.backends.cpu.get_cpu_capability(),
-        "torch": torch.__version__,
-    }
 
 
 def held_out(assembly: Assembly, model: Any) -> dict[str, float]:
@@ -233,3 +159,43 @@ def _features(assembly: Assembly, init: str) -> Mapping[str, Tensor]:
     images = [tokens.image[:, 0] for tokens in encoded if tokens.image is not None]
     texts = [tokens.text[:, 0] for tokens in encoded if tokens.text is not None]
     return {"image": torch.cat(images), "text": torch.cat(texts)}
+
+
+def told(preset: str, comparison: TowerComparison) -> str:
+    """Say how near the new encoders are to the shipped ones, in a line."""
+    exact = "the same bytes" if comparison.same_bytes else "other bytes"
+    where = "made on such a machine" if comparison.same_machine else "made on another machine or torch"
+    cosines = ", ".join(f"{name} {value:.4f}" for name, value in comparison.cosine.items())
+    return (
+        f"shipped {preset} ({where}): {exact}; held-out R@1 {comparison.recall[0]} then, {comparison.recall[1]} "
+        f"now (standard error {comparison.error:.1f}); cosine of the features of a record: {cosines}"
+    )
+
+
+def wherever(experiment: Experiment) -> Experiment:
+    """The experiment without that by which machines differ, and the saving of what is half done."""
+    training = replace(experiment.training, device="cpu", threads=1, checkpoint_steps=0)
+    return replace(experiment, training=training)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="folder of a finished run of a preset whose encoders ship")
+    parser.add_argument("out", type=Path, help="folder for the encoders")
+    options = parser.parse_args()
+    folder = RunFolder(options.run)
+    experiment = folder.experiment()
+    if experiment.name not in SHIPPED:
+        parser.error(f"no weights ship under the name {experiment.name}; there are: {', '.join(SHIPPED)}")
+    if wherever(experiment) != wherever(absolute(presets.get(experiment.name)).pinned()):
+        parser.error(f"the run is not of the preset {experiment.name} as it is, so its encoders are others")
+    wrote, made_now = write_towers(folder, options.out)
+    print(f"held-out records of the pool: {made_now['held_out']}\nwrote {wrote}")
+    comparison = compare(experiment, settled(experiment.name), options.out)
+    print(told(experiment.name, comparison))
+    if comparison.problem:
+        parser.error(f"these are not the shipped {experiment.name}: {comparison.problem}")
+
+
+if __name__ == "__main__":
+    main()

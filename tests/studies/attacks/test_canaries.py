@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedvlp.evaluation.audit.canaries import UNSEEN, WORDS, by_chance, exposure, exposures, phrases
+from studies.attacks.canaries import UNSEEN, WORDS, by_chance, exposure, exposures, phrases
+
+pytestmark = pytest.mark.slow(seconds=2)
 
 
 def test_exposure_by_hand() -> None:

@@ -2,16 +2,16 @@
 
 Entry (i, j) of a distortion table is the mean cosine of the paired embeddings of site j's held-out records under the
 model before re-training, minus the same after re-training on site i. A positive value is distortion. The papers do not
-state the number of steps; ``run/evaluate.py`` takes one round's.
+state the number of steps; here it is one round's.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
@@ -21,6 +21,22 @@ from fedvlp.evaluation.output import new_figure, write_csv, write_png
 from fedvlp.evaluation.retrieval import Retrieval
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.evaluate import (
+    Choices,
+    Load,
+    last_server,
+    load_shared,
+    loader,
+    models_at_sites,
+    paired_sites,
+    remembered,
+    trained_state,
+)
+from fedvlp.run.experiment import POOLED
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.measurements import folder_of
+from fedvlp.run.metrics import by_site
 from fedvlp.training.settings import Training
 
 MEAN = "mean"  # name of the last row of a table, the means of its columns
@@ -35,15 +51,6 @@ class Trial:
     start: State  # weights before
     client: Client  # whose data train them
     remembered: State = field(default_factory=dict)  # what its site keeps, e.g. its normalisation
-
-
-Load = Callable[[Client, State, str], None]
-"""Puts a model into a client as a site has it, for its own records."""
-
-
-def load(client: Client, state: State, site: str) -> None:
-    """The model is the same at every site."""
-    client.load(state)
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ def encoder_phase(method: Method, names: Iterable[str], round: int) -> str:
     for phase in method.phases(round):
         if any(method.trains(name, phase) for name in encoders):
             return phase
-    raise ValueError(f"{type(method).__name__} trains no encoder in round {round}; re-train without --own")
+    raise ValueError(f"{type(method).__name__} trains no encoder in round {round}; re-train without --set own=true")
 
 
 def cross_table(
@@ -115,7 +122,7 @@ def cross_table(
     *,
     round: int = 0,
     split: str = "test",
-    load: Load = load,
+    load: Load = load_shared,
 ) -> list[Entry]:
     """Re-trains every trial with ``method`` and measures it on the ``split`` of all ``held_out`` (site -> SiteData).
 
@@ -232,3 +239,113 @@ def heat_map(entries: Sequence[Entry], title: str) -> Any:
             axes.text(x, y, f"{value:+.3f}", ha="center", va="center", fontsize="small", color=colour)
     figure.colorbar(image, ax=axes, label="drop of the paired cosine")
     return figure
+
+
+# What `fedvlp evaluate --what` calls.
+
+
+@dataclass(frozen=True)
+class Retrained(Choices):
+    """Options of re-training all layers; ``steps``: of the optimiser, None for one round's."""
+
+    reads: ClassVar[frozenset[str] | None] = frozenset({"steps"})
+
+    own: bool = False  # re-train with the run's own method instead of plain pre-training
+
+
+@dataclass(frozen=True)
+class Layered(Choices):
+    """Options of re-training some layers of each encoder by plain pre-training; ``steps``: None for 500."""
+
+    reads: ClassVar[frozenset[str] | None] = frozenset({"steps"})
+
+    layers: int | None = None  # of each encoder; None: a third
+
+
+@dataclass(frozen=True)
+class Read(Choices):
+    """Options of an evaluation that trains nothing: none."""
+
+    reads: ClassVar[frozenset[str] | None] = frozenset()
+
+
+def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[Trial]:
+    """The server's model re-trained on each site; for sites that share none, their own models on all records."""
+    starts = models_at_sites(assembly, state)
+    if starts:
+        union = assembly.client(POOLED, assembly.data(None))
+        return [Trial(f"{site}'s model on all", start, union) for site, start in starts.items()]
+    return [
+        Trial(site, state, assembly.client(site, data), remembered(assembly, site))
+        for site, data in paired_sites(assembly, 0).items()
+    ]
+
+
+def _retrain(
+    folder: RunFolder,
+    name: str,
+    steps: int | None,
+    own: bool = False,
+    only: Callable[[State], frozenset[str]] | None = None,
+) -> list[Path]:
+    """Write a distortion table of the run's model after so many steps, None for one round's; return the files.
+
+    ``own``: by the run's own method. ``only``: the tensors of the model that train by plain pre-training; None: all.
+    """
+    import torch
+
+    experiment = folder.experiment()
+    torch.set_num_threads(experiment.training.threads)
+    assembly, server = Assembly(experiment, folder.path), last_server(folder)
+    state = trained_state(assembly, server)
+    taken = experiment.method.local_steps if steps is None else steps
+    plain = Retraining(local_steps=taken, only=only(state) if only else None)
+    method = replace(experiment.method, local_steps=taken) if own else plain
+    trials = _trials(assembly, folder, state)
+    training = experiment.training
+    if steps is not None:
+        training = replace(training, local_epochs=0)  # so many steps, and not the passes of a round
+    entries = cross_table(trials, paired_sites(assembly), method, training, round=server.round, load=loader(assembly))
+    how = "its own local training" if own else "plain pre-training"
+    title = f"{experiment.name}, round {server.round}: {name} after {taken} steps of {how}"
+    return write_table(entries, folder_of(folder) / (name + ("-own" if own else "")), title)
+
+
+def distort(folder: RunFolder, choices: Retrained) -> list[Path]:
+    """Re-train everything for one round's steps (spec 10.7); return the files written."""
+    return _retrain(folder, "distortion", choices.steps, choices.own)
+
+
+def shallow(folder: RunFolder, choices: Layered) -> list[Path]:
+    """Re-train the first encoder layers for 500 steps (spec 10.8); return the files written."""
+    return _of_layers(folder, choices, "shallow")
+
+
+def deep(folder: RunFolder, choices: Layered) -> list[Path]:
+    """Re-train the last encoder layers for 500 steps; return the files written."""
+    return _of_layers(folder, choices, "deep")
+
+
+def _of_layers(folder: RunFolder, choices: Layered, name: str) -> list[Path]:
+    steps = 500 if choices.steps is None else choices.steps
+    return _retrain(folder, name, steps, only=lambda state: encoder_layers(state, choices.layers, deep=name == "deep"))
+
+
+def similarity(folder: RunFolder, choices: Read) -> list[Path]:
+    """Mean cosine of the pairs of each site's validation records by round (spec 10.8). Returns the files written.
+
+    Raises ValueError where the run never measured it.
+    """
+    name = metric_names.similarity("val")
+    curves: dict[str, dict[int, float]] = {}
+    for record in folder.history():
+        for site, metrics in by_site(record).items():
+            if name in metrics:
+                curves.setdefault(site, {})[record["round"]] = metrics[name]
+    if not curves:
+        raise ValueError(
+            f"{folder.path} has no evaluations with a paired cosine: it ran with evaluate_every=0, or its model is a "
+            "classifier"
+        )
+    title = f"{folder.experiment().name}: paired cosine of the model a round starts from"
+    return write_curves(curves, folder_of(folder) / "similarity", title)

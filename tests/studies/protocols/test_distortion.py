@@ -12,12 +12,14 @@ from support.toy import SGD, Toy, World, clone, differs, pairs, same_bytes
 
 from fedvlp.core.client import Client
 from fedvlp.core.types import Broadcast, State, group
-from fedvlp.evaluation import distortion
-from fedvlp.evaluation.distortion import Entry, Retraining, Trial, cross_table, encoder_layers, encoder_phase
 from fedvlp.evaluation.retrieval import Retrieval, paired_similarity, retrieval
 from fedvlp.methods import FedAvg, FedDRA, FedRGB, Local
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.image import timm_tower
+from studies.protocols import distortion
+from studies.protocols.distortion import Entry, Retraining, Trial, cross_table, encoder_layers, encoder_phase
+
+pytestmark = pytest.mark.slow(seconds=5)
 
 SIGNATURE = b"\x89PNG"
 
@@ -294,9 +296,9 @@ def test_evaluate_writes_into_the_run(run, what: str, capsys: pytest.CaptureFixt
 
 @pytest.mark.slow(seconds=8)
 def test_evaluate_of_decentralised_models_trains_them_on_the_union(run) -> None:
-    from fedvlp.run.evaluate import Choices, shallow
+    from studies.protocols.distortion import Layered, shallow
 
-    table, _ = shallow(run["local"], Choices(steps=1))
+    table, _ = shallow(run["local"], Layered(steps=1))
     assert {row.split(",")[0] for row in table.read_text().splitlines()[1:]} == {
         "site-1's model on all", "site-2's model on all", "mean",
     }  # fmt: skip
@@ -304,19 +306,19 @@ def test_evaluate_of_decentralised_models_trains_them_on_the_union(run) -> None:
 
 @pytest.mark.slow(seconds=8)
 def test_evaluate_own_and_zero_steps(run) -> None:
-    from fedvlp.run.evaluate import Choices, deep, distort
+    from studies.protocols.distortion import Retrained, distort
 
-    table, _ = distort(run["fedrgb"], Choices(steps=0))
+    table, _ = distort(run["fedrgb"], Retrained(steps=0))
     assert {float(row.split(",")[2]) for row in table.read_text().splitlines()[1:]} == {0.0}
-    assert distort(run["fedrgb"], Choices(steps=1, own=True))[0].name == "distortion-own.csv"
-    with pytest.raises(ValueError, match="leave --own out"):
-        deep(run["fedrgb"], Choices(own=True))
+    assert distort(run["fedrgb"], Retrained(steps=1, own=True))[0].name == "distortion-own.csv"
 
 
 @pytest.mark.slow(seconds=8)
 def test_evaluate_takes_the_sites_that_hold_what_is_measured(run) -> None:
     """Of three sites the first holds pairs, the second images alone, the third reports alone."""
-    from fedvlp.run.evaluate import EVALUATIONS, Choices
+    from fedvlp.run.evaluate import EVALUATIONS as OURS
+    from fedvlp.run.evaluate import choices_of
+    from studies.protocols import EVALUATIONS
 
     sites = {
         "distortion": {"site-1"},
@@ -325,7 +327,8 @@ def test_evaluate_takes_the_sites_that_hold_what_is_measured(run) -> None:
         "zero-shot": {"site-1", "site-2"},
     }
     for what, expected in sites.items():
-        table = EVALUATIONS[what](run["creamfl"], Choices(steps=1))[0]
+        measure = {**OURS, **EVALUATIONS}[what]
+        table = measure(run["creamfl"], choices_of(measure)(steps=1))[0]
         with table.open(newline="") as file:
             found = {value for row in csv.DictReader(file) for value in row.values()}
         assert {site for site in ("site-1", "site-2", "site-3") if site in found} == expected, what
@@ -339,3 +342,20 @@ def test_evaluate_refuses_what_it_does_not_know() -> None:
     result = CliRunner().invoke(app, ["evaluate", "nowhere", "--what", "distorsion"])
     assert isinstance(result.exception, ValueError)
     assert "did you mean 'distortion'" in str(result.exception)
+
+
+def test_options_that_a_re_training_does_not_read_are_refused(tmp_path: Path) -> None:
+    """And its own options come by --set, as the type of its choices has them."""
+    from typer.testing import CliRunner
+
+    from fedvlp.cli import app
+
+    (tmp_path / "config.json").write_text("{}")
+    for words in (("--data", "synthetic"), ("--against", str(tmp_path)), ("--out", str(tmp_path))):
+        for what in ("distortion", "shallow", "deep", "similarity"):
+            done = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--what", what, *words])
+            assert f"{words[0]} is not read by --what {what}; leave it out" in str(done.exception), what
+    done = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--what", "distortion", "--set", "probe.seeds=[0]"])
+    assert "--set probe.seeds is not read by --what distortion" in str(done.exception)
+    done = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--what", "deep", "--set", "layer=2"])
+    assert "unknown setting 'layer'; did you mean 'layers'" in str(done.exception)

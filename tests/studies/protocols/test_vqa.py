@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.probing import cohort, model, shaded
+from support.probing import MODEL, cohort, model, shaded
+from support.published import vqa_v2
 from torch import Tensor
 
 from fedvlp.data.cohort import Cohort, HeldQuestions, Question
-from fedvlp.evaluation import vqa as answers
-from fedvlp.evaluation.vqa import EVERY, VQA, Scale, Vocabulary, commonest, vqa, write_vqa
+from fedvlp.run.folder import RunFolder
+from studies.protocols import vqa as answers
+from studies.protocols.vqa import EVERY, VQA, Asked, Scale, Vocabulary, answer, commonest, text_features, vqa, write_vqa
+
+pytestmark = pytest.mark.slow(seconds=5)
 
 QUICK = VQA(hidden=32, lr=0.02, seeds=(0,), epochs=12, resamples=40)
 SPLITS = ("train",) * 120 + ("val",) * 40 + ("test",) * 80
@@ -36,6 +40,23 @@ def data(questions: Sequence[Sequence[Question]], splits: Sequence[str] = SPLITS
     """Random images, two of a patient, with these questions."""
     images = cohort(np.zeros((len(splits), 0)), (), splits)
     return replace(images, questions=HeldQuestions([tuple(of) for of in questions]))
+
+
+def test_features_of_texts_are_pooled_as_the_model_pools_reports() -> None:
+    """In order, at any batch size, cleaned as reports are; the mean leaves the padding out."""
+    probed, texts = model().train(), ["Is there edema?", "Why?", "is there EDEMA"]
+    found = text_features(probed, texts)
+    assert torch.equal(found[0], found[2])
+    assert not torch.allclose(found[0], found[1])
+    assert torch.allclose(text_features(probed, texts, batch_size=1), found, atol=1e-6)
+    ids, mask = probed.tokenizer(["is there edema"])
+    with torch.no_grad():
+        encoded = probed.eval().encode({"text": ids, "text_mask": mask})
+        aligned = probed.align(encoded).text  # type: ignore[arg-type]
+    assert torch.allclose(found[:1], encoded.text[:, 0], atol=1e-6)  # type: ignore[union-attr, index]
+    assert torch.allclose(text_features(probed, texts, aligned=True)[:1], aligned, atol=1e-6)  # type: ignore[arg-type]
+    mean = replace(MODEL, text_pooling="mean").build(0)
+    assert torch.allclose(text_features(mean, texts)[0], encoded.text[0, :4].mean(dim=0), atol=1e-6)  # type: ignore[union-attr, index]
 
 
 # By hand
@@ -258,3 +279,41 @@ def test_a_protocol_that_cannot_be_is_refused() -> None:
     for wrong in [{"answers": 1}, {"hidden": 0}, {"seeds": ()}, {"encoder_lr": -1.0}, {"epochs": 0}]:
         with pytest.raises(ValueError, match="vqa: "):
             VQA(**wrong)
+
+
+# The command
+
+
+def test_questions_of_vqa_v2_are_answered(tmp_path: Path) -> None:
+    """Odd images are bright. The published split is kept; a fifth of the training images chooses the epoch."""
+    (tmp_path / "vqa").mkdir()
+    vqa_v2(tmp_path / "vqa")
+    model().save(tmp_path / "one")
+    done = evaluate(
+        tmp_path / "one", "--what", "vqa", "--data", f"vqa_v2:{tmp_path / 'vqa'}",
+        "--set", "vqa.lr=0.01", "--set", "vqa.hidden=64",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    (table,) = (tmp_path / "one" / "evaluation").glob("vqa-????????.csv")
+    every, *kinds = csv.DictReader(table.open())
+    assert (every["kind"], every["questions"], every["answers"], every["test_images"]) == ("all", "12", "3", "6")
+    assert float(every["official_accuracy"]) == float(every["accuracy"]) == 100
+    assert [(row["kind"], float(row["majority_by_question_official"])) for row in kinds] == [
+        ("number", 100), ("yes/no", 50),
+    ]  # fmt: skip
+
+
+def evaluate(*words: object) -> Any:
+    from typer.testing import CliRunner
+
+    from fedvlp.cli import app
+
+    return CliRunner().invoke(app, ["evaluate", *map(str, words)])
+
+
+def test_a_model_alone_has_no_questions_and_nothing_is_compared(tmp_path: Path) -> None:
+    model().save(tmp_path)
+    with pytest.raises(ValueError, match="is a model and no run, so it has no records of its own; give --data"):
+        answer(RunFolder(tmp_path), Asked())
+    with pytest.raises(ValueError, match="--against compares linear probes"):
+        answer(RunFolder(tmp_path), Asked(against=(tmp_path,)))

@@ -9,7 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvlp.evaluation.vqa import CONTRACTIONS, normalised, official_accuracy, soft_scores
+from studies.protocols.vqa import CONTRACTIONS, normalised, official_accuracy, soft_scores
+
+pytestmark = pytest.mark.slow(seconds=5)
 
 
 def test_every_step_of_the_published_normalisation() -> None:

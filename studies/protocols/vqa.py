@@ -16,11 +16,11 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,18 +31,21 @@ from fedvlp.core.seeds import seed as seed_of
 from fedvlp.core.seeds import seeded
 from fedvlp.data.cohort import Cohort, Question
 from fedvlp.data.loader import eval_batch
+from fedvlp.data.report_text import clean_report
 from fedvlp.evaluation.downstream import (
     Records,
     features,
     image_feature,
     records,
     refuse_schedule,
-    text_feature,
-    text_features,
     train_head,
 )
 from fedvlp.evaluation.intervals import Figure, Interval, bootstrap, macro, mean_of
 from fedvlp.evaluation.output import columns_of, write_table
+from fedvlp.models.dual_encoder import masked_mean
+from fedvlp.models.load import load_encoders
+from fedvlp.run.evaluate import Choices, device_of, records_for, refuse_against, target_of, warn_of_initial
+from fedvlp.run.folder import RunFolder
 
 # Answers as VQA's authors compare them: normalised text, and agreement with ten people.
 #
@@ -100,6 +103,32 @@ def official_accuracy(matches: Tensor, people: Tensor) -> Tensor:
     fewer = soft_scores((m - 1).clamp(min=0), n - 1)
     mean = (m * fewer + (n - m) * soft_scores(m, n - 1)) / n
     return mean.where(n > 1, m)
+
+
+@torch.no_grad()
+def text_features(model: Any, texts: Sequence[str], aligned: bool = False, batch_size: int = 256) -> Tensor:
+    """The frozen text tower's feature of each text, [N, W] float32 on the CPU, pooled as the model pools a report.
+
+    Texts are cleaned as reports are. Sets the model to eval mode. ``aligned`` takes the feature after the alignment
+    block. Neither way is it projected.
+    """
+    model.eval()
+    chunks = (texts[start : start + batch_size] for start in range(0, len(texts), batch_size))
+    return torch.cat([text_feature(model, chunk, aligned) for chunk in chunks]).float().cpu()
+
+
+def text_feature(model: Any, texts: Sequence[str], aligned: bool = False) -> Tensor:
+    """The text tower's feature of each of B texts, [B, W], in the model's mode."""
+    ids, mask = model.tokenizer([clean_report(text, 1) for text in texts])
+    encoded = model.encode({"text": ids, "text_mask": mask})
+    feature: Tensor
+    if aligned:
+        feature = model.align(encoded).text
+    elif model.config.text_pooling == "mean":
+        feature = masked_mean(encoded.text, encoded.text_mask)
+    else:
+        feature = encoded.text[:, 0]
+    return feature
 
 
 MODULE = 10  # number of the head's random stream (core/seeds.py)
@@ -554,3 +583,21 @@ def write_vqa(answered: Answered, path: Path) -> list[Path]:
     if by_site:
         files.append(write_table(path.with_name(f"{path.name}-sites"), by_site))
     return files
+
+
+@dataclass(frozen=True)
+class Asked(Choices):
+    """Options of the evaluation ``vqa``."""
+
+    reads: ClassVar[frozenset[str] | None] = frozenset({"steps", "data", "out"})
+
+    vqa: VQA = field(default_factory=VQA)
+
+
+def answer(folder: RunFolder, choices: Asked) -> list[Path]:
+    """Answers of heads on both frozen towers to questions about images (spec 10.6). Returns the files written."""
+    refuse_against(choices)
+    warn_of_initial(folder.path)
+    cohort, model = records_for(folder, choices), load_encoders(folder.path).to(device_of(folder))
+    answered = vqa(choices.vqa, model, cohort, choices.steps)
+    return write_vqa(answered, target_of(folder, choices, "vqa", cohort))

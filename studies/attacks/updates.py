@@ -1,4 +1,4 @@
-"""Attacks on one update of a finished run's sites, by somebody who sees it leave, for `fedvlp audit`.
+"""Attacks on one update of a finished run's sites, by somebody who sees it leave, for `fedvlp attack`.
 
 The updates are made anew from the trained model, on the sites' own records.
 """
@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.client import Client
-from fedvlp.core.types import MODALITIES, Batch, State, VLOutput
-from fedvlp.evaluation import distortion
-from fedvlp.evaluation.audit.canaries import (
+from fedvlp.core.types import Batch, State, VLOutput
+from fedvlp.evaluation.audit.membership import MEMBERS, OTHERS
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.evaluate import Load
+from studies.attacks.canaries import (
     CANARIES,
     CANDIDATES,
     MEMORISED,
@@ -32,15 +34,8 @@ from fedvlp.evaluation.audit.canaries import (
     phrases,
     train_on,
 )
-from fedvlp.evaluation.audit.gradients import FILMS, Inversion, compared, inverted
-from fedvlp.evaluation.audit.membership import GUESSED, MEMBERS, OTHERS, guessed_cosines
-from fedvlp.evaluation.audit.one_update import SiteInference, Words, recovered, told
-from fedvlp.evaluation.retrieval import embed
-from fedvlp.federation.site_memory import SiteMemory
-from fedvlp.methods.ensemble import MODEL
-from fedvlp.methods.math.contrast import representations
-from fedvlp.run.assembly import Assembly
-from fedvlp.run.folder import RunFolder
+from studies.attacks.inversion import FILMS, Inversion, compared, inverted
+from studies.attacks.one_update import SiteInference, Words, recovered, told
 
 FEW = 8
 """Reports of the smallest update that is attacked."""
@@ -57,7 +52,7 @@ Rows = Mapping[str, Mapping[str, np.ndarray]]
 class Updates:
     """The updates that the sites of a run would send next, and attacks on them."""
 
-    def __init__(self, assembly: Assembly, state: State, rows: Rows, load: distortion.Load) -> None:
+    def __init__(self, assembly: Assembly, state: State, rows: Rows, load: Load) -> None:
         """``state``: the trained model, which ``load`` puts into a client as a site has it."""
         self.assembly = _with_films(assembly)
         self.experiment = self.assembly.experiment
@@ -264,42 +259,3 @@ def _with_films(assembly: Assembly) -> Assembly:
 def _taken(batch: Batch, rows: Tensor) -> Batch:
     """Some records of a batch."""
     return {name: tensor[rows.to(tensor.device)] for name, tensor in batch.items()}
-
-
-# The attack on the representations that sites of a finished run sent last (evaluation/audit/membership.py).
-
-UNTRAINED, SENT = "representations, untrained", "representations"
-"""Of the sites' models before and after training; the first is the control."""
-
-Scores = dict[str, dict[str, dict[str, Tensor]]]
-"""Whose scores -> site -> attack -> scores [members + others]."""
-
-
-@torch.no_grad()
-def representation_scores(assembly: Assembly, folder: RunFolder, state: State, data: Mapping[str, Any]) -> Scores:
-    """Of the sites with images and reports whose models stay with them, with a public set; the server attacks.
-
-    ``state``: the server's model. ``data``: site -> its records, as the server's model reads them.
-    """
-    scores: Scores = {}
-    for site, records in data.items() if assembly.has_public else ():
-        memory = SiteMemory(folder.path / "sites" / site).newest()
-        own = {name.removeprefix(MODEL): tensor for name, tensor in memory.items() if name.startswith(MODEL)}
-        if not own or set(records.modalities) != set(MODALITIES):
-            continue
-        server = assembly.client("server", records)
-        server.load(state)
-        known = _on_cpu(server)
-        asked = (batch for name in (MEMBERS, OTHERS) for batch in records.batches(name, 32, drop_last=False))
-        film, report = embed(server.model, asked)
-        client = assembly.client(site, records, site)
-        assert client.initial is not None
-        for whose, weights in ((UNTRAINED, client.initial()), (SENT, own)):
-            client.load(weights)
-            score = guessed_cosines(known, _on_cpu(client), {"image": film, "text": report})
-            scores.setdefault(whose, {})[site] = {GUESSED: score}
-    return scores
-
-
-def _on_cpu(client: Client) -> dict[str, Tensor]:
-    return {name: tensor.cpu() for name, tensor in representations(client, MODALITIES).items()}

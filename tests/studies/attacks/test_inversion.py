@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedvlp.evaluation.audit.gradients import compared, inverted, ssim
+from studies.attacks.inversion import compared, inverted, ssim
+
+pytestmark = pytest.mark.slow(seconds=2)
 
 
 def films(count: int, seed: int = 0) -> Tensor:

@@ -9,8 +9,10 @@ import torch
 from support.cases import cases
 
 from fedvlp.evaluation import intervals
-from fedvlp.evaluation.audit.one_update import told
 from fedvlp.evaluation.intervals import resampled
+from studies.attacks.one_update import told
+
+pytestmark = pytest.mark.slow(seconds=2)
 
 
 def cosines(apart: float) -> tuple[torch.Tensor, list[int]]:
