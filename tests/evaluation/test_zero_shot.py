@@ -332,11 +332,12 @@ def test_a_threshold_above_one_is_the_evaluation_of_the_global_model() -> None:
 
 @pytest.mark.parametrize("config", [replace(SELECTOR, token_weight=0.0), replace(SELECTOR, embeddings=("image",))])
 def test_without_the_token_the_global_figures_are_fedavgs(config: SelectorConfig) -> None:
-    """lambda_b = 0: e_f = lambda_a e_r, and the cosine does not know lambda_a."""
+    """lambda_b = 0: e_f = lambda_a e_r, and the cosine does not know lambda_a. By the phrases of presence alone."""
+    protocol = replace(PROTOCOL, absence=False)
     plain = trainee(None)
     states = {GLOBAL: {n: t.clone() for n, t in named_state(plain.model, plain.objective).items()}}
-    fedavg = table(zero_shot(PROTOCOL, plain, states, data(), CLASSES)[0])
-    seen = table(run(replace(PROTOCOL, threshold=1.01), config)[0])
+    fedavg = table(zero_shot(protocol, plain, states, data(), CLASSES)[0])
+    seen = table(run(replace(protocol, threshold=1.01), config)[0])
     for site in data():
         assert seen[SELECTED, site].accuracy == fedavg[GLOBAL, site].accuracy
         assert seen[SELECTED, site].auc == pytest.approx(fedavg[GLOBAL, site].auc)
