@@ -411,6 +411,9 @@ def _texts(figures: Figures) -> Row:
     return {name: str(value) for name, value in figures.items()}
 
 
+GONE = {"args.wire.args.difference": "false", "args.wire.args.skip_unchanged": "false"}
+"""Settings that there are no longer, with the value that is how it is now: tables of before are read all the same."""
+
 OF_CELL = "of the cell"
 """In place of the seed of a cell, and of its name: settings that are one line for all seeds."""
 
@@ -438,6 +441,8 @@ def nested(row: Row, method: str, seed: int) -> dict[str, Any]:
     """The configuration of a cell whose settings are ``row``: the reverse of :func:`flattened`."""
     config: dict[str, Any] = {}
     for key, text in row.items():
+        if GONE.get(key) == text:
+            continue
         *groups, name = key.split(".")
         group_of = config
         for group in groups:

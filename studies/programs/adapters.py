@@ -54,7 +54,7 @@ MIB = 1 << 20
 ALPHA = ModelConfig.adapter_alpha
 FRESH, AMONG = 6000, (32, 96)
 """Studies that nobody trained on, and among how many of them a film's report is looked for."""
-EIGHT_BITS = Wire(up="int8", down="int8", difference=True, skip_unchanged=True)
+EIGHT_BITS = Wire(down="bfloat16", up="int8")
 PAPER = ModelConfig("vit_base_patch16_224", "bert-base-uncased", image_size=224, max_tokens=112, head_hidden=2048)
 
 

@@ -60,10 +60,8 @@ ALIGN = FedDRA(align_steps=1, local_steps=0)
 
 OPTIONS = {
     "float32": PLAIN,
-    "bfloat16 down, 8 bit up, unchanged skipped": Wire(
-        down="bfloat16", up="int8", difference=True, skip_unchanged=True
-    ),
-    "8 bit both ways, unchanged skipped": Wire(down="int8", up="int8", difference=True, skip_unchanged=True),
+    "bfloat16 both ways": Wire(down="bfloat16", up="bfloat16"),
+    "bfloat16 down, 8 bit up": Wire(down="bfloat16", up="int8"),
 }
 ALIGNMENT = "feddra, alignment only"
 OTHER_BITS = "float32, learning rate x (1 + 1e-6)"
@@ -169,7 +167,7 @@ def at_scale(part: float) -> Iterator[list[str]]:
                 update = {key: moved(received.state[key]) for key in trained}
                 yield name, site.encode(Update(name, message.round, message.phase, 1, update))
 
-        server = ServerEnd(wire, exchange, ALIGN.phases)
+        server = ServerEnd(wire, exchange)
         for turn in range(2):  # the first brings everything
             for _, reply in server({"site": Broadcast(turn, "align", state)}):
                 assert isinstance(reply, Update)

@@ -33,7 +33,7 @@ from fedvlp.methods import FedAvg
 from fedvlp.run.experiment import Experiment
 
 NVFLARE = Path(sys.executable).parent / "nvflare"
-WIRES = {"plain": PLAIN, "slow": Wire("bfloat16", "int8", difference=True, skip_unchanged=True)}
+WIRES = {"plain": PLAIN, "slow": Wire("bfloat16", "int8")}
 
 
 def job(part: float, sites: list[str], rounds: int, wire: Wire, folder: Path) -> Path:

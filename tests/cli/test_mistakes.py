@@ -31,7 +31,13 @@ MISTAKES = {one.split("\n")[0].removeprefix("$ fedvlp").strip(): one.strip().spl
 USAGE = {
     "simulate feddra extra": "unexpected extra argument(s) (extra)",
     "simulate feddra --nonsense": "No such option: --nonsense",
-    "predict runs/fedavg/001": "Missing argument 'images'",
+    "simulate feddra --rounds 5": "No such option: --rounds; write --set rounds.rounds=5",
+    "simulate feddra --lr=0.1": "No such option: --lr; write --set training.lr=0.1",
+    "simulate feddra --clients": "No such option: --clients; write --sites VALUE",
+    "sweep feddra --seeds 0 --epochs 2": "No such option: --epochs; write --set training.local_epochs=2",
+    "feddra --sites 3": "No such command 'feddra': it is a preset; write fedvlp simulate feddra --sites 3",
+    "FedDRA": "No such command 'FedDRA': it is a preset; write fedvlp simulate feddra",
+    "simulate fedavg --data table:pairs.csv, seed=3": "(seed=3); no blank stands behind a comma of --data",
     "jobs nonsense": "No such command 'nonsense'",
 }
 """What the command-line library itself refuses, in a frame."""

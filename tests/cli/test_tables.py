@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from io import StringIO
@@ -129,6 +130,32 @@ def test_the_last_line_says_whether_the_last_run_is_ahead_of_the_one_before() ->
         assert "fedavg" in line
         assert "local" not in line
         assert line.endswith("(one seed)")
+
+
+def test_no_heading_is_cut_at_80_columns(tmp_path: Path) -> None:
+    """Nine columns and seven rows, as the probe's subgroups have them: every heading is there whole."""
+    heads = [
+        "train_on",
+        "by",
+        "subgroup",
+        "test_records",
+        "test_patients",
+        "accuracy",
+        "accuracy_low",
+        "accuracy_high",
+        "macro_auc",
+    ]
+    file = tmp_path / "subgroups.csv"
+    file.write_text("\n".join([",".join(heads), *["100 %,age,60 to 79,40,31,71.5,60.1,80.2,0.8123"] * 7]))
+    table = table_of_file(file)
+    assert table is not None
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table)
+    shown = console.export_text()
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+    cells = [line.split("\N{BOX DRAWINGS HEAVY VERTICAL}")[1:-1] for line in shown.splitlines()[2:]]
+    columns = zip(*(row for row in cells if len(row) == len(heads)), strict=True)
+    assert ["".join(column).replace(" ", "") for column in columns] == [head.replace("_", "") for head in heads]
 
 
 def test_a_written_table_is_shown_and_a_wide_one_turned(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from fedvlp.data.synthetic.files import write
 from fedvlp.evaluation.attribution import attribution
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.models import MultimodalConfig
+from fedvlp.run.finding_probe import heads_in, pooled
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.zero_shot_areas import COLUMNS, file_of
 
@@ -71,6 +74,40 @@ def test_predict_shows_the_cosines_of_every_film(home: Path, monkeypatch: pytest
     own = cells(said(f"predict run {films[0]}", home, monkeypatch))
     assert [row[1] for row in own] == list(model.prompts)
     assert "Pleural Effusion" in model.prompts
+
+
+def test_predict_fits_heads_on_a_table_and_classifies_folders_by_them(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heads stay beside the model: later calls use them, but for named classes. A broken file is a line."""
+    write(SyntheticCohort(sites=2, size=120, image_size=36, beta=5), tmp_path / "labelled")
+    shutil.copytree(home / "runs" / "run" / "001" / "model", tmp_path / "model")
+    films = tmp_path / "films"
+    films.mkdir()
+    for name in ("000003.png", "000004.png"):
+        shutil.copy(home / "images" / name, films / name)
+    (films / "broken.dcm").write_bytes(b"\0" * 128 + b"DICM")
+    probe = f"table:{tmp_path}/labelled/pairs.csv,label_columns=Edema,burned_in=header"
+    said(f"predict {tmp_path}/model --probe '{probe}' --sensitivity 0.8", home, monkeypatch)
+    heads = heads_in(tmp_path / "model")
+    assert heads is not None
+    assert heads.names == ("Edema",)
+    out = tmp_path / "predictions.csv"
+    output = said(f"predict {tmp_path}/model {films} --out {out}", home, monkeypatch)
+    assert f"wrote {out}: 2 images" in output
+    assert "left out: broken.dcm: " in output
+    trained = load_model(tmp_path / "model")
+    prepared = torch.stack([trained.preprocess(films / name) for name in ("000003.png", "000004.png")])
+    expected = heads.probabilities(pooled(trained, prepared))[:, 0].tolist()
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["image"] for row in rows] == [str(films / name) for name in ("000003.png", "000004.png")]
+    assert [float(row["probability"]) for row in rows] == pytest.approx(expected)
+    threshold = heads.figures["Edema"]["threshold"]
+    assert [row["above_threshold"] for row in rows] == [str(int(value >= threshold)) for value in expected]
+    assert "cosine" in said(f"predict {tmp_path}/model {films} --classes edema", home, monkeypatch)
+    chance = "CAUTION: no better than chance"
+    assert (chance in output) == (not heads.figures["Edema"]["test_low"] > 0.5)
 
 
 def test_explain_draws_the_film_and_says_where_it_looked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,14 +267,14 @@ def test_a_model_whose_sites_keep_their_normalisation_is_exported_as_a_site_has_
 
 
 MISTAKES = {
-    "predict run nowhere.png": "the image cannot be used: missing image (there is no such file)",
-    "predict run images/000001.png nowhere.png": "image 2 of 2 cannot be used: missing image (there is no such file)",
+    "predict run nowhere.png": "nowhere.png: there is no such file or folder",
+    "predict run images/000001.png nowhere.png": "nowhere.png: there is no such file or folder",
     "predict run notes.txt": "unsupported image format (PNG, JPEG, TIFF and DICOM are read)",
-    "predict run images": "missing image (there is no such file)",
+    "predict run images/000001.png --out p.txt": "--out is 'p.txt'; give a name that ends in .csv",
     "predict nowhere images/000001.png": "nowhere holds no trained model; give the folder of a run that has finished",
     "predict unfinished images/000001.png": "unfinished holds no trained model",
     "predict classifier images/000001.png": "a MultimodalClassifier compares no images with texts",
-    "predict run images/000001.png --classes ,": "classes is a list of at least one name",
+    "predict run images/000001.png --classes ,": "--classes names no class",
     "predict run images/000001.png --device tpu": "--device is 'tpu'; choose cpu, cuda, auto",
     "search run --data table:pairs.csv": "search takes one query; give a phrase",
     "search run edema --image images/000001.png --data table:pairs.csv": "search takes one query",
@@ -251,7 +288,8 @@ MISTAKES = {
     "embed run --data table:pairs.csv --out x.csv": "vectors are written as FILE.npz, which numpy reads",
     "embed run --data table:pairs.csv --out nowhere/x.npz": "its folder does not exist",
     "embed nowhere --data table:pairs.csv --out x.npz": "nowhere holds no trained model",
-    "explain run images/000003.png edema --out map.jpg": "the picture is a PNG, so give a name that ends in .png",
+    "explain run images/000003.png edema --out map.jpg": "--out is 'map.jpg'; give a name that ends in .png",
+    "explain run images/000003.png edema --out nowhere/map.png": "is not there; make it first, or name another",
     "explain run images/000003.png ' ' --out map.png": "explain: the phrase is empty",
     "explain run images/000003.png edema --out map.png --square 1": "a square of 1 pixels; expected 2 to 32",
     "explain run images/000003.png edema --out map.png --by attention": "no map by 'attention'; there are: occlusion",

@@ -112,9 +112,7 @@ def train(round: int) -> tuple[str, ...]:
     return ("align", "joint") if round else ("train",)
 
 
-TASK = Broadcast(
-    3, "joint", dict(GOOD.state), {"rows": torch.full((2,), math.nan)}, 2, 0.5, 2.0, 7, 1, 2, {"v": math.nan}
-)
+TASK = Broadcast(3, "joint", dict(GOOD.state), {"rows": torch.full((2,), math.nan)}, 2, 0.5, 2.0, 7, {"v": math.nan})
 
 
 def test_a_good_task_is_taken() -> None:
@@ -129,8 +127,6 @@ REFUSED_TASKS: dict[str, tuple[dict[str, Any], str]] = {
     "a fractional round": ({"round": 1.0}, "round is 1.0"),
     "a round without end": ({"round": 10**9 + 1}, "round is 1000000001"),
     "a third split": ({"evaluate": 3}, "evaluate is 3"),
-    "a copy in words": ({"copy_base": "Jane"}, "copy_base is a str of 4"),
-    "a negative label": ({"copy_label": -1}, "copy_label is -1"),
     "a negative public set": ({"public_id": -1}, "public_id is -1"),
     "a phase of another method": ({"phase": "Jane"}, "the phase is a str of 4, expected one of align, joint, evaluate"),
     "a phase of another round": ({"phase": "train"}, "the phase is a str of 5, expected one of align, joint, evaluate"),

@@ -301,7 +301,7 @@ def test_the_header_of_a_message_is_json_and_comes_back() -> None:
     update = Update("a", 3, "train", 12, state, aux, {"loss": 0.1, "whole": 1}, modalities=("image", "text"))
     assert json.loads(headed(update))["num_samples"] == 12
     assert joined(Update, headed(update), state, aux) == update
-    sent = Broadcast(1, "joint", {}, lr_scale=0.1 + 0.2, copy_label=2**47 + 1, scalars={"site": 0.1 + 0.2})
+    sent = Broadcast(1, "joint", {}, lr_scale=0.1 + 0.2, public_id=2**47 + 1, scalars={"site": 0.1 + 0.2})
     assert joined(Broadcast, headed(sent), {}, {}) == sent
 
 

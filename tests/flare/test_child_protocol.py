@@ -9,7 +9,6 @@ from nvflare.fuel.utils import fobs
 
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, Update
-from fedvlp.federation.wire import NotHeldError
 from fedvlp.flare import child_protocol, messages
 from fedvlp.flare.paths import SitePaths
 from fedvlp.run import presets
@@ -57,6 +56,5 @@ def test_a_failure_comes_back_in_fedvlps_words_only() -> None:
         return child_protocol.from_child(FLModelUtils.to_shareable(child_protocol.answer(error)), "site-1")
 
     assert came(CheckpointError("the disk is full")) == Failure(FailureKind.FAILED, "CheckpointError: the disk is full")
-    assert came(NotHeldError("gone")) == Failure(FailureKind.NOT_HELD, "NotHeldError: gone")
     foreign = FileNotFoundError(2, "No such file", "/data/DOE^JANE/scan.dcm")
     assert came(foreign) == Failure(FailureKind.FAILED, "FileNotFoundError")

@@ -49,7 +49,6 @@ from fedvlp.core.checkpoint import CheckpointError, unwritten
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Failure, FailureKind, State, Update
-from fedvlp.federation.codec import Wire
 from fedvlp.federation.loop import Federation
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.federation.wire import SiteEnd
@@ -318,30 +317,6 @@ class BehindTheWire(Executor):
         task = messages.send_broadcast(self._end.decode(message), run)
         reply = self._inner.execute(task_name, task, fl_ctx, abort_signal)
         return messages.send_update(self._end.encode(messages.receive_update(reply, fl_ctx.get_identity_name())))
-
-
-@pytest.mark.parametrize("quorum", [1, 2])
-def test_sites_that_are_asked_again_have_the_time_of_the_quorum_and_the_grace(make: Make, quorum: int) -> None:
-    """b and c lost their copies of the model, a trains for 3 s. Asked again, c trains for 3 s, b never answers.
-
-    With a the quorum of 1 holds: c has as long as a took, and the grace. With c that of 2 does: b has the grace.
-    """
-    experiment = replace(toy_experiment(quorum=quorum, evaluate_every=0), wire=Wire(skip_unchanged=True))
-    flare = make(experiment=experiment)
-    asked: list[str] = []
-
-    def fate(task: Task) -> Fate:
-        if task.round == 0 or task.site == "a":
-            return Fate(train=3.0)
-        asked.append(task.site)
-        if asked.count(task.site) == 1:
-            return Fate(change=filtered)
-        return Fate(train=1e9 if task.site == "b" else 3.0)
-
-    flare.fates, flare.make_executor = fate, BehindTheWire
-    flare.submit(grace=2.0)
-    assert dropped(flare) == [{}, {"b": "no reply within 2 s of the quorum"}]
-    assert flare.clock.now < 20.0, "not the hour that a task may take"
 
 
 def test_a_site_that_is_left_out_does_not_lower_the_quorum_that_starts_the_grace(make: Make) -> None:

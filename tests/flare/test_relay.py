@@ -210,9 +210,9 @@ def test_a_worker_that_dies_in_a_task_costs_it(
 def test_why_there_is_no_update_is_passed_on(
     data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answering(monkeypatch, ({"failure": ["not held", "NotHeldError: no copy", "an error"]}, {}))
+    answering(monkeypatch, ({"failure": ["unreadable", "CodecError: no codes", "an error"]}, {}))
     failed = received(relay.reply(without_torch(handed(data, tmp_path))))
-    assert failed == Failure(FailureKind.NOT_HELD, "NotHeldError: no copy")
+    assert failed == Failure(FailureKind.UNREADABLE, "CodecError: no codes")
 
 
 # --- real processes ----------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from fedvlp.run.site_sources import SiteSources
 
 pytestmark = pytest.mark.slow(seconds=50)
 
-EIGHT_BIT = {"wire.difference": "true", "wire.skip_unchanged": "true", "wire.down": "int8", "wire.up": "int8"}
+EIGHT_BIT = {"wire.down": "bfloat16", "wire.up": "int8"}
 ADAPTERS = {"model.adapters": "lora", "model.adapter_layers": "every", "model.adapter_private": "true"}
 OWN_NORM = {"model.head_norm": "batch", "norm_statistics": "site"}
 SERVER_TRAINS = {"method.local_epochs": 1, "method.server_steps": 2, "method.distil_steps": 2}

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.shareable import Shareable
 
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, Update
 from fedvlp.federation.codec import Wire
-from fedvlp.federation.wire import NotHeldError, ServerEnd
+from fedvlp.federation.wire import ServerEnd
 from fedvlp.flare import messages as wire
 from fedvlp.flare.jobs import job_files
 from fedvlp.flare.wire_filters import DecodeTask, EncodeResult, WireEnd
@@ -23,7 +23,7 @@ from fedvlp.run import presets
 from fedvlp.run.config import override
 
 RUN = {"folder": "fedavg/001", "fingerprint": "abc", "version": "0"}
-OPTIONS = Wire(down="int8", up="int8", difference=True, skip_unchanged=True)
+OPTIONS = Wire(down="bfloat16", up="int8")
 STATE = {"w": torch.randn(30, 20, generator=torch.Generator().manual_seed(0)), "b": torch.ones(20)}
 
 
@@ -63,11 +63,7 @@ def exchange(fl_ctx: FLContext, seen: list[Update | Broadcast]) -> Any:
 
     def ask(messages: Any) -> Any:
         for site, message in messages.items():
-            try:
-                task = DecodeTask().process(wire.send_broadcast(message, RUN), fl_ctx)
-            except NotHeldError:
-                yield site, wire.failure(make_reply(ReturnCode.TASK_DATA_FILTER_ERROR))
-                continue
+            task = DecodeTask().process(wire.send_broadcast(message, RUN), fl_ctx)
             received, _ = wire.receive_broadcast(task)
             reply = Update(site, received.round, "train", 5, {n: t + 0.01 for n, t in received.state.items()})
             encoded = EncodeResult().process(wire.send_update(reply), fl_ctx)
@@ -84,27 +80,16 @@ def round_trip(end: ServerEnd, round: int, state: dict[str, torch.Tensor]) -> Re
 
 def test_what_is_between_the_filters_is_float_and_what_leaves_is_not(tmp_path: Path) -> None:
     seen: list[Any] = []
-    server = ServerEnd(OPTIONS, exchange(context(tmp_path), seen), FedAvg().phases)
+    server = ServerEnd(OPTIONS, exchange(context(tmp_path), seen))
     assert isinstance(round_trip(server, 0, STATE), Update)
-    first = sum(server.bytes.values())
     answer = round_trip(server, 1, {n: t + 0.1 for n, t in STATE.items()})
     received, reply, sent = seen[3:]
     assert received.state["w"].dtype == reply.state["w"].dtype == torch.float32
-    assert torch.allclose(received.state["w"], STATE["w"] + 0.1, atol=0.01)
+    assert torch.allclose(received.state["w"], STATE["w"] + 0.1, atol=0.02)
     assert sent.state["w"].dtype == torch.int8
     assert isinstance(answer, Update)
     assert torch.allclose(answer.state["w"], reply.state["w"], atol=1e-4)
-    assert sum(server.bytes.values()) < first
-
-
-def test_a_site_whose_folder_is_gone_is_sent_all(tmp_path: Path) -> None:
-    seen: list[Any] = []
-    server = ServerEnd(OPTIONS, exchange(context(tmp_path), seen), FedAvg().phases)
-    round_trip(server, 0, STATE)
-    for file in tmp_path.rglob("*.safetensors"):
-        file.unlink()
-    assert isinstance(round_trip(server, 1, STATE), Update)
-    assert server.bytes["bytes_down"] == 2 * 600 + 4 * 20, "nothing, as nothing changed; then everything in bfloat16"
+    assert server.bytes == {"bytes_down": 2 * 600 + 4 * 20, "bytes_up": 600 + 4 * 30 + 4 * 20}
 
 
 def test_what_the_site_holds_of_another_run_of_that_name_is_not_used(tmp_path: Path) -> None:

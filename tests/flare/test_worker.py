@@ -344,10 +344,10 @@ def test_what_a_worker_says_is_the_sites_reply(data: dict[str, Pairs], fl_ctx: F
 
 
 def test_a_failure_an_abort_and_two_lost_workers_are_the_sites(data: dict[str, Pairs], fl_ctx: FLContext) -> None:
-    said: Any = {"failure": ["not held", "ValueError: Jane Doe", "PrivacyError: no"]}, {}
+    said: Any = {"failure": ["unreadable", "ValueError: Jane Doe", "PrivacyError: no"]}, {}
     failed = messages.failure(answered(data, fl_ctx, said)[0])
     assert failed is not None
-    assert (failed.kind, failed.text) == (FailureKind.NOT_HELD, "PrivacyError: no")
+    assert (failed.kind, failed.text) == (FailureKind.UNREADABLE, "PrivacyError: no")
     assert answered(data, fl_ctx, None)[0].get_return_code() == ReturnCode.TASK_ABORTED
     failed = messages.failure(answered(data, fl_ctx, WorkerLostError("1"), WorkerLostError("2"))[0])
     assert failed is not None

@@ -34,7 +34,7 @@ CASES = {
     "fedavg training.clip_norm=1 training.checkpoint_steps=1 training.channels_last=true "
     "model.image_tower=resnet18 model.init=random":
         CLOSE,
-    "fedavg wire.down=bfloat16 wire.difference=true wire.up=int8 wire.skip_unchanged=true rounds.clip_to_median=2":
+    "fedavg wire.down=bfloat16 wire.up=int8 rounds.clip_to_median=2":
         CLOSE,
 }  # fmt: skip
 """Method and settings, and how far apart the two devices may end."""

@@ -23,7 +23,7 @@ from fedvlp.data.synthetic.files import write
 from fedvlp.evaluation.linear_probe import LinearProbe
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, Local
-from fedvlp.report.records import OWNERS_EYES, _saliency
+from fedvlp.report.records import OWNERS_EYES, _marked, _saliency
 from fedvlp.run import experiment as experiments
 from fedvlp.run.compare import FinishedRun
 from fedvlp.run.evaluate import Choices, linear_probe
@@ -66,7 +66,7 @@ def listed(page: Page) -> list[tuple[str, list[tuple[int, bool, str]]]]:
     films = re.findall(r"<h3>([^<]*its own report is number[^<]*)</h3><ol>(.*?)</ol>", page.source, re.DOTALL)
     item = r'<li value="(\d+)"( class="own")?>(.*?) <span>'
     return [
-        (said, [(int(n), bool(own), re.sub("</?mark>", "", t)) for n, own, t in re.findall(item, items, re.DOTALL)])
+        (said, [(int(n), bool(own), re.sub("</?mark.*?>", "", t)) for n, own, t in re.findall(item, items, re.DOTALL)])
         for said, items in films
     ]
 
@@ -94,8 +94,18 @@ def test_the_reports_beside_a_film_are_the_nearest_ones(folder: RunFolder, page:
         assert fitting, said
 
 
+def test_negated_findings_are_marked_as_such() -> None:
+    """To the end of the clause: a list behind one "no" is negated, what follows "but" or a full stop is not."""
+    report = "No pulmonary edema, effusion or pneumothorax but a mass. Edema. Without effusion; edema: not free of mass"
+    marked = re.findall("<mark(.*?)>(.*?)</mark>", _marked(report, {"edema", "effusion", "pneumothorax", "mass"}))
+    assert [(word, "negated" in kind) for kind, word in marked] == [
+        ("edema", True), ("effusion", True), ("pneumothorax", True), ("mass", False), ("Edema", False),
+        ("effusion", True), ("edema", False), ("mass", True),
+    ]  # fmt: skip
+
+
 def test_words_of_findings_are_marked_and_no_others(page: Page) -> None:
-    marked = {word.lower() for word in re.findall("<mark>(.*?)</mark>", page.source)}
+    marked = {word.lower() for word in re.findall("<mark.*?>(.*?)</mark>", page.source)}
     assert marked & {"effusion", "pneumonia", "pneumothorax", "edema", "consolidation", "atelectasis"}
     assert not marked & {"no", "the", "lung", "heart", "left", "right"}
 

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from fedvlp.cli import app
 from fedvlp.cli.run_commands import write_report
+from fedvlp.core.checkpoint import save_json
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
@@ -34,6 +35,7 @@ from fedvlp.report.run import Run
 from fedvlp.run import beside, presets, recalls
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.beside import ALONE, CHANCE, ORACLE, POOLED, START, TOWER_ALONE, Beside, verdict
+from fedvlp.run.config import described
 from fedvlp.run.evaluate import paired_sites
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.recalls import GAIN, TRAINED
@@ -312,6 +314,26 @@ def test_the_verdict_is_of_the_strongest_reason_against() -> None:
         said = verdict([row(other, side) for other, side in sides.items()])
         assert said.startswith("This run ")
         assert expected in said
+
+
+def test_an_unfavourable_verdict_has_a_way_on(tmp_path: Path) -> None:
+    """40 test pairs give +-2 about 30: a difference of 1 from each site alone would take four times as many."""
+    run = written(tmp_path, "mine", "mine", 30)
+    run.config.unlink()
+    run = RunFolder(run.path)
+    save_json(run.config, described(replace(SMALL, name="mine", data=TableSource("pairs.csv"))))
+    trained = Interval(30, 28, 32)
+    rows = [Beside("R@1", trained, CHANCE, 3, 1), Beside("R@1", trained, ALONE, 31, 0)]
+    pairs, start = beside.ways_on(run, rows)
+    assert pairs == (
+        "40 test pairs give an interval of +-2.0: a difference of 1.0 from each site alone would be significant with "
+        "about 160"
+    )
+    assert start.endswith(f"fedvlp simulate mine --data run:{run.path} --start rad-dino")
+    assert beside.ways_on(run, rows[:1]) == []
+    assert beside.ways_on(run, [rows[0], Beside("R@1", trained, POOLED, 40, -1)]) == [], "pooled records are no reason"
+    below = [Beside("linear probe", Interval(0.8, 0.7, 0.85), TOWER_ALONE, 0.9, -1, 3)]
+    assert beside.ways_on(run, below) == [start]
 
 
 def test_without_an_interval_there_is_no_verdict() -> None:

@@ -82,6 +82,18 @@ def test_a_seed_is_that_of_run_and_data() -> None:
     assert (one.name, one.rounds.seed, one.data.seed) == ("name", 3, 3)  # type: ignore[attr-defined]
 
 
+def test_a_dry_run_lists_the_runs_and_makes_none(tmp_path: Path) -> None:
+    words = ["--seeds", "0-1", "--grid", "training.lr=0.1,0.2", "--set", "rounds.rounds=1", "--runs", str(tmp_path)]
+    done = CliRunner().invoke(app, ["sweep", "fedavg", *words, "--dry-run"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[:3] == [
+        "4 cells, 2 at a time",
+        "fedavg training.lr=0.1: 1 round, seeds 0-1",
+        "fedavg training.lr=0.2: 1 round, seeds 0-1",
+    ]
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_a_sweep_sets_itself_is_refused(tmp_path: Path) -> None:
     """It was overridden in silence: two columns of a table had the names of two seeds, and the figures of one."""
     for words, said in [

@@ -183,6 +183,7 @@ Signed software:
     deploy/test_site_doctor.py test_software_that_the_consortium_did_not_sign_fails
         test_the_guides_own_commands_find_what_was_altered test_another_fedvlp_than_the_kits_fails
         test_without_a_release_nothing_is_provisioned
+    deploy/test_installed.py test_the_program_is_the_wheels_and_runs_nothing_of_what_it_looks_at
 Release:
     test_supply_chain.py test_a_release_is_the_code_its_lock_and_a_list_of_both
 Private keys:
@@ -214,7 +215,7 @@ S5, a tensor as the round; a name of 120 MB; a million metrics. It did: the run 
     faults/test_red_team.py test_no_site_hurts_the_run test_without_a_guard_an_update_gets_through
     core/test_gate.py test_refused
     core/test_aggregation.py test_what_no_file_holds_waits_in_memory_for_the_gate
-    faults/test_wire.py test_a_value_that_is_no_tensor_costs_its_site_alone_where_another_is_asked_again
+    faults/test_wire.py test_a_value_that_is_no_tensor_costs_its_site_alone
 S6, ciphertexts of zeros, noise, flipped bytes; values times 10,000. It did: the run ended; weights grew 7,600 times:
     flare/test_encryption.py test_a_bad_ciphertext_costs_its_site_the_round_and_not_the_run
         test_a_change_beyond_the_sites_own_limits_is_not_encrypted

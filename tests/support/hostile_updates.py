@@ -57,8 +57,8 @@ class Setting:
 SETTINGS = (
     Setting("plain", clip=0.0),
     Setting("clipped"),
-    Setting("8-bit differences", wire=Wire(up="int8", difference=True, skip_unchanged=True)),
-    Setting("half precision", wire=Wire(down="bfloat16", up="float16", difference=True), clip=0.0),
+    Setting("8-bit changes", wire=Wire(up="int8")),
+    Setting("half precision", wire=Wire(down="bfloat16", up="float16"), clip=0.0),
     Setting("FedDRA", method="feddra", clip=0.0),
     Setting("CreamFL", method="creamfl", clip=0.0),
 )

@@ -31,7 +31,7 @@ class StandIn(type):
             return lambda: [0]
         return StandIn(name, (), {})
 
-    def __call__(cls, *given: object, **named: object) -> typing.Any:
+    def __call__(cls, /, *given: object, **named: object) -> typing.Any:
         return given[0] if len(given) == 1 and callable(given[0]) and not named else StandIn(cls.__name__, (), {})
 
     def __getitem__(cls, index: object) -> StandIn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from io import TextIOWrapper
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated
 import typer
 
 from fedvlp.cli import (
+    hints,
     job_commands,
     laboratory,
     new_command,
@@ -33,7 +35,13 @@ fedvlp simulate fedavg --data table:pairs.csv    trains on your own images and r
 fedvlp compare runs/feddra/001 runs/fedavg/001   puts finished runs beside each other
 """
 
-app = typer.Typer(no_args_is_help=True, help=HELP, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=hints.Commands,
+    context_settings={"help_option_names": ["--help", "-h"]},
+    no_args_is_help=True,
+    help=HELP,
+    pretty_exceptions_enable=False,
+)
 app.add_typer(preset_commands.app)
 app.add_typer(run_commands.app)
 app.add_typer(use_commands.app)
@@ -108,7 +116,8 @@ def _in_our_words(error: Exception) -> str | None:
         given = [word for word in sys.argv[1:] if error.filename and file.is_relative_to(Path(word).absolute())]
         return f"{max(given, key=len)}: {error.strerror}" if given else str(error.strerror)
     if isinstance(error, (ValueError, FileExistsError)):
-        return str(error)
+        data = hints.value_of("--data", sys.argv)
+        return str(error).replace("fedvlp prepare DATA", f"fedvlp prepare {shlex.quote(data) if data else 'DATA'}")
     from fedvlp.core.checkpoint import CheckpointError
     from fedvlp.federation.loop import QuorumLostError
     from fedvlp.models.fetched import NoWeightsError

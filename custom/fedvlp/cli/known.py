@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-OPTION = re.compile(r",(?=[a-z_]+=)")
-"""Stands before each setting that follows the folder of a data set; values may have commas."""
+OPTION = re.compile(r",\s*(?=[a-z_]+=)|,\s*$")
+"""Stands before each setting that follows the folder of a data set, or at the end; values may have commas."""
 
 COHORT = "fedvlp.data.SyntheticCohort"
 
@@ -125,6 +125,7 @@ def data_set(data: str) -> Tree | None:
         run_in(run)
         return None
     location, *options = OPTION.split(rest)
+    options = list(filter(None, options))
     choose_source(kind, sources)
     if not Path(location).absolute().exists():
         raise ValueError(f"{kind} source: {location!r} is not there; give its table, or the folder of a collection")
@@ -171,8 +172,18 @@ def refuse_evaluation(what: str, folder: Path) -> None:
 def run_in(folder: Path) -> Path:
     """The folder, as an argument of a command. Raises ValueError where it holds no run."""
     if not (folder / "config.json").exists():
-        raise ValueError(f"{folder} holds no run: config.json is missing there")
+        raise ValueError(f"{folder} holds no run: config.json is missing there{_newest_in(folder)}")
     return folder
+
+
+def _newest_in(folder: Path) -> str:
+    """The newest run below a folder that holds runs, as the end of a sentence; "" where it holds none."""
+    runs = [path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/config.json")]
+    runs = [run for run in runs if run.name.isdigit()]
+    if not runs:
+        return ""
+    newest = max(runs, key=lambda run: (run.stat().st_mtime, run.name))
+    return f"; it is a folder of runs, so give one of them: the newest is {newest}"
 
 
 def run_if_given(folder: Path | None) -> Path | None:
@@ -183,5 +194,7 @@ def run_if_given(folder: Path | None) -> Path | None:
 def model_in(folder: Path) -> Path:
     """The folder, as an argument of a command. Raises ValueError where it holds neither a run nor a model."""
     if not any((path / "config.json").exists() for path in (folder, folder / "model")):
-        raise ValueError(f"{folder} holds no trained model; give the folder of a run that has finished")
+        raise ValueError(
+            f"{folder} holds no trained model; give the folder of a run that has finished{_newest_in(folder)}"
+        )
     return folder

@@ -325,6 +325,7 @@ def source_of(data: str | None, image_size: int) -> Source | None:
 
     kind, _, rest = (data or "synthetic").partition(":")
     location, *options = OPTION.split(rest)
+    options = list(filter(None, options))
     if kind == "named" and rest:
         return overridden(NamedData(location, image_size), options)
     if kind == known.OF_RUN and rest:

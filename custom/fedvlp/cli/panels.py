@@ -23,7 +23,7 @@ def plain_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
     made = Table(title=Text(printable(title), "table.title"), title_justify="left")
     for index, column in enumerate(columns):
-        made.add_column(Text(printable(column)), justify="right" if index and right else "left")
+        made.add_column(Text(printable(column)), justify="right" if index and right else "left", overflow="fold")
     for row in rows:
         made.add_row(*(Text(printable(str(cell))) for cell in row))
     return made

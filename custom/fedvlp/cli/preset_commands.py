@@ -51,7 +51,7 @@ def _title(experiment: Experiment) -> str:
 @app.command(rich_help_panel=panels.TRAIN)
 def settings(
     preset: Annotated[str, typer.Argument(help="A preset, as `fedvlp presets` lists them.")],
-    only: Annotated[str, typer.Argument(help="The settings whose names begin so, e.g. method.")] = "",
+    only: Annotated[str, typer.Argument(help="The settings whose names begin so, or hold it, e.g. method.")] = "",
     changes: Set = None,
     plugins: Plugins = None,
 ) -> None:
@@ -66,9 +66,10 @@ def settings(
 
     every = settings_of(overridden(get(preset), changes))
     chosen = [setting for setting in every if setting.key.startswith(only)]
+    chosen = chosen or [setting for setting in every if only.casefold() in setting.key.casefold()]
     if not chosen:
         keys = [setting.key for setting in every]
-        raise ValueError(f"{preset} has no setting whose name begins with {only!r}{nearest(only, keys)}")
+        raise ValueError(f"{preset} has no setting whose name holds {only!r}{nearest(only, keys)}")
     rows = [
         (one.key, _shown(one.value), _unless_same(one.default, one.value), _explained(one.meaning, one.choices))
         for one in chosen

@@ -94,6 +94,8 @@ def simulate(
         folder, experiment = resumed(context, resume, preset, WITH_RESUME, "the preset")
         return show_run(experiment, folder, workers, accept, again)
     asked = asked_for(preset, config, data, sites, site, cache, settings, like, start, seed)
+    if not asked.rounds.rounds:
+        raise ValueError("rounds.rounds is 0, so nothing would be trained; give --set rounds.rounds=1, or more")
     experiment = with_features_kept(asked, runs)
     if dry_run:
         return tell_dry_run(experiment, workers, accept)
@@ -119,7 +121,7 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
     bar = RunBar(console, experiment.rounds.rounds)
 
     def caution(sentence: str) -> None:
-        console.print(f"CAUTION: {printable(sentence)}.", style="bold red", markup=False, highlight=False)
+        console.print(f"CAUTION: {printable(sentence).rstrip('.')}.", style="bold red", markup=False, highlight=False)
 
     def say(sentence: str) -> None:
         console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True)
@@ -222,8 +224,15 @@ def write_report(folder: Any, intervals: bool = False, films: bool = False, say:
 
 
 @app.command("runs", rich_help_panel=panels.JUDGE)
-def listing(root: Annotated[Path, typer.Argument(help="Where runs are kept.")] = Path("runs")) -> None:
-    """Lists the runs in a folder: state, last phase, recall on the test split, megabytes."""
+def listing(
+    root: Annotated[Path | None, typer.Argument(help="Where runs are kept; default: runs.")] = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Lists the runs in a folder: state, last phase, recall on the test split, megabytes.
+
+    To delete a run, remove its folder; RUNS/cache holds decoded images alone, and is made again.
+    """
+    root = root or runs
     if not any(root.glob("*/*/config.json")):
         raise ValueError(f"no run in {root}; expected {root}/<preset>/<number>, as simulate makes them")
     from rich.console import Console

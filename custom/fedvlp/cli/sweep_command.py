@@ -50,6 +50,9 @@ def sweep(
     runs: Annotated[Path, typer.Option("--runs", help="Where the runs are kept; stopped, it resumes there.")] = Path(
         "runs/sweep"
     ),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Lists the runs that it would make, and makes none.")
+    ] = False,
     accept_phi_risk: AcceptAll = False,
     accept_phi_kind: AcceptKinds = None,
     plugins: Plugins = None,
@@ -65,16 +68,21 @@ def sweep(
         known.refuse_experiment(preset, data, site, settings)
     from rich.console import Console
 
+    from fedvlp.core.validate import counted
     from fedvlp.run import sweep as of
     from fedvlp.run.fitting import absolute
 
     console = Console(markup=False, highlight=False)
     values = of.grid_of(grid or [])
-    of_data = [f"data.{option}" for option in OPTION.split(data or "")[1:]]
+    of_data = [f"data.{option}" for option in OPTION.split(data or "")[1:] if option]
     of.refuse_own([*values, *(setting.partition("=")[0] for setting in [*(settings or []), *of_data])])
     asked = {preset: configured(preset, data, sites, settings, site, cache) for preset in presets}
     every, wanted = of.variants(asked, values), seeds_of(seeds)
     console.print(f"{len(every) * len(wanted)} cells, {jobs} at a time")
+    if dry_run:
+        for variant, experiment in every.items():
+            console.print(f"{variant}: {counted(experiment.rounds.rounds, 'round')}, seeds {seeds}")
+        return console.print("what one of them takes: fedvlp simulate PRESET --dry-run, with the same options")
 
     goes_on_as_typed()
 

@@ -50,7 +50,7 @@ def table_of_file(file: Path) -> Table | None:
     if len(lines) < 2 or len({len(line) for line in lines}) != 1 or len(lines) > MOST_ROWS:
         return None
     heading, *rows = upright(lines)
-    return plain_table(file.stem, heading, rows)
+    return plain_table(file.stem, [name.replace("_", " ") for name in heading], rows)  # may break at a blank
 
 
 def _short(cell: str) -> str:
@@ -193,7 +193,8 @@ def show_beside(console: Console, folder: RunFolder) -> None:
     lines = [(row.what, row.of_run, row.other, row.of_other) for row in rows]
     console.print(plain_table("what it is worth", columns, lines, right=False))
     lacking = [f"not measured: {command}" for command in beside.lacking(folder)]
-    for line in filter(None, (beside.verdict(rows), beside.siblings(folder).said, *lacking)):
+    ways = beside.ways_on(folder, rows)
+    for line in filter(None, (beside.verdict(rows), *ways, beside.siblings(folder).said, *lacking)):
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 

@@ -171,8 +171,6 @@ def check_broadcast(message: Broadcast, phases: Callable[[int], tuple[str, ...]]
     numbers = {
         "round": (message.round, MOST_ROUNDS),
         "evaluate": (message.evaluate, 2),
-        "copy_base": (message.copy_base, PUBLIC_IDS),
-        "copy_label": (message.copy_label, PUBLIC_IDS),
         "public_id": (0 if message.public_id is None else message.public_id, PUBLIC_IDS),
     }
     for name, (value, most) in numbers.items():

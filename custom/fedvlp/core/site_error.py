@@ -27,7 +27,6 @@ class FailureKind(str, Enum):
     """Why there is no update. What the server does next depends on this, never on a text."""
 
     FAILED = "failed"  # the site could not do the task
-    NOT_HELD = "not held"  # the site lacks the copy that the tensors change: it is sent everything and asked again
     LOST = "lost"  # no reply: silence, or a process that died
     UNREADABLE = "unreadable"  # what came is no update
 

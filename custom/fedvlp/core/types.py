@@ -114,8 +114,6 @@ class Broadcast:
     lr_scale: float = 1.0  # factor of the learning rate in this phase, >= 0
     loss_scale: float = 1.0  # factor of the loss in this phase, >= 0
     public_id: int | None = None  # id of the server's public set, from 0 to 2^53; None where the run has none
-    copy_base: int = 0  # label of the copy that the tensors change (federation/wire.py); 0: they are complete
-    copy_label: int = 0  # label of the copy that results
     scalars: dict[str, float] = field(default_factory=dict)  # the method's; a hook adds to them, replaces none
 
 

@@ -276,7 +276,8 @@ def refuse_phi(phi: Mapping[str, int], records: int, accepted: Accepted = False)
         counts = ", ".join(f"{kind} in {phi[kind]}" for kind in sorted(left))
         raise PHIError(
             f"the reports seem to identify people, so nothing is trained on them ({records} records: {counts}). "
-            "De-identify them: fedvlp prepare --show-findings shows on your terminal which words are meant. Or, if a "
+            "De-identify them: fedvlp prepare DATA --out cache --show-findings shows on your terminal which words are "
+            "meant. Or, if a "
             "person has looked at them, accept the risk at this site, all of it or that of a kind: "
             '"accept_phi_risk": true or ["date"] in local/fedvlp.json, --accept-phi-risk or --accept-phi-kind date on '
             "the command line",

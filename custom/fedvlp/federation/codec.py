@@ -19,7 +19,8 @@ from fedvlp.core.types import LazyState, State
 from fedvlp.core.validate import require
 
 SCALE = ":scale"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = FLOATS | {"int8": torch.int8}
 HALVES = (torch.bfloat16, torch.float16)
 BLOCK = 1 << 17
 """Values that are coded at a time: they stay in the cache."""
@@ -38,22 +39,13 @@ class Wire:
     An update is of the model that the site received, which is the model after the way down, rounding included.
     """
 
-    down: str = "float32"  # to the sites: float32 | bfloat16 | float16 | int8 (difference to what was sent before)
-    up: str = "float32"  # from the sites: float32 | bfloat16 | float16 | int8 (with error feedback)
-    difference: bool = False  # whether updates are sent as differences to what the site received
-    skip_unchanged: bool = False  # whether a tensor that a site holds unchanged is left out; sites keep a copy on disk
+    down: str = "float32"  # to the sites: float32 | bfloat16 | float16
+    up: str = "float32"  # from the sites: float32 | bfloat16 | float16 | int8 (changes, with error feedback)
 
     def __post_init__(self) -> None:
-        for way in ("down", "up"):
+        for way, kinds in (("down", FLOATS), ("up", DTYPES)):
             chosen = getattr(self, way)
-            require(chosen in DTYPES, f"wire.{way} is {chosen!r}; choose one of {', '.join(DTYPES)}")
-        require(
-            self.up != "int8" or self.difference, "wire.up=int8 needs wire.difference; it is too coarse for weights"
-        )
-        require(
-            self.down != "int8" or self.skip_unchanged,
-            "wire.down=int8 needs wire.skip_unchanged: a difference needs the copy that sites keep",
-        )
+            require(chosen in kinds, f"wire.{way} is {chosen!r}; choose one of {', '.join(kinds)}")
 
     @property
     def plain(self) -> bool:
@@ -85,23 +77,21 @@ def widen(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def quantise(value: Tensor, base: Tensor, missed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def quantise(value: Tensor, base: Tensor, missed: Tensor) -> tuple[Tensor, Tensor]:
     """Codes and scales of ``value - base`` [R, ...], each row scaled to its largest absolute value.
 
     ``missed`` is what earlier codes left out: it is added first, and is then what these leave out (error feedback,
-    Seide et al., 2014), exactly: the value minus what :func:`dequantise` returns. Without it, ``base`` becomes what
-    :func:`dequantise` returns, so that the next difference makes up for it.
+    Seide et al., 2014), exactly: the value minus what :func:`dequantise` returns.
     """
     codes = torch.empty(value.shape, dtype=torch.int8)
     scales = torch.zeros(len(value))
     work = torch.empty(0)
-    for rows, start, code, scale, error in _blocks(value, base, codes, scales, base if missed is None else missed):
+    for rows, start, code, scale, error in _blocks(value, base, codes, scales, missed):
         if not work.numel():
             work = torch.empty(rows.shape)
         delta = work[: len(rows)]
         # 1. What is to be coded: the value, and what earlier codes left out of it.
-        target = rows if missed is None else error.add_(rows)
-        torch.sub(target, start, out=delta)
+        torch.sub(error.add_(rows), start, out=delta)
         # 2. Codes: the largest absolute value of a row becomes 127. It is found in two reads: to write the absolute
         # values would cost the cache another block.
         torch.maximum(delta.amax(1), delta.amin(1).neg_(), out=scale).abs_().div_(127)
@@ -110,10 +100,7 @@ def quantise(value: Tensor, base: Tensor, missed: Tensor | None = None) -> tuple
         code.copy_(delta.mul_(inverse[:, None]).round_())
         # 3. What the receiver will read, and what is left for the next time.
         _decode(delta, code, scale, start)
-        if missed is None:
-            error.copy_(delta)
-        else:
-            error.sub_(delta)
+        error.sub_(delta)
     return codes, scales
 
 
@@ -148,7 +135,7 @@ def encode(value: State, base: Mapping[str, Tensor], wire: Wire, missed: State) 
     out: State = {}
     for name, tensor in value.items():
         start = base.get(name)
-        # As it is; or 8-bit codes with a scale a row; or in a narrower float, as a difference where the wire says so.
+        # As it is; or its change in 8-bit codes with a scale a row; or in a narrower float.
         if start is None or not coded(tensor) or start.shape != tensor.shape:
             out[name] = tensor
         elif wire.up == "int8":
@@ -161,7 +148,7 @@ def encode(value: State, base: Mapping[str, Tensor], wire: Wire, missed: State) 
                     public="a tensor has values that are NaN or infinite after training",
                 )
         else:
-            out[name] = cast(name, tensor - start if wire.difference else tensor, wire.up)
+            out[name] = cast(name, tensor, wire.up)
     return out
 
 
@@ -208,23 +195,17 @@ class _Decoded(LazyState):
             return tensor
         if self._wire.up == "int8":
             return dequantise(tensor, self._came[name + SCALE], widen(start))
-        return widen(start) + tensor if self._wire.difference else widen(tensor)
+        return widen(tensor)
 
 
-def changed(name: str, codes: Tensor, scales: Tensor | None, base: Tensor) -> Tensor:
-    """``base`` with 8-bit changes. Raises CodecError unless the codes fit and the scales are finite, not negative."""
-    return dequantise(codes, _refuse_codes(name, codes, scales, base.shape), base)
-
-
-def _refuse_codes(name: str, codes: Tensor, scales: Tensor | None, shape: torch.Size) -> Tensor:
-    """The scales of codes of this shape. Raises CodecError unless both are of the agreed form."""
+def _refuse_codes(name: str, codes: Tensor, scales: Tensor | None, shape: torch.Size) -> None:
+    """Raises CodecError unless codes and scales are of the agreed form, the scales finite and not negative."""
     _refuse_form(name, codes, shape, torch.int8)
     if scales is None:
         raise CodecError(f"{name} came without its scales ({name + SCALE})")
     _refuse_form(name + SCALE, scales, shape[:1], torch.float32)
     if not bool((torch.isfinite(scales) & (scales >= 0)).all()):
         raise CodecError(f"{name + SCALE} has scales that are negative, NaN or infinite")
-    return scales
 
 
 def _refuse_form(name: str, tensor: object, shape: torch.Size, dtype: torch.dtype) -> None:

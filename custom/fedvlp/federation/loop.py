@@ -124,7 +124,7 @@ class Federation:
         self.server = server
         self.rounds = rounds
         folder = checkpoint.parent if checkpoint else None
-        self.exchange = ServerEnd(wire, exchange, method.phases, folder)
+        self.exchange = ServerEnd(wire, exchange)
         self.spool = folder / "spool" if folder else None
         server.averaging = Averaging(rounds.averaging, rounds.trim, self.spool)
         for setting, default in (("averaging", MEAN), ("server_optimizer", NONE)):

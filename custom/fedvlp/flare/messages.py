@@ -138,9 +138,9 @@ def failure(shareable: Shareable) -> Failure | None:
     code = shareable.get_return_code(ReturnCode.OK)
     if code == ReturnCode.OK:
         return None
-    if code == ReturnCode.TASK_DATA_FILTER_ERROR:  # nothing was trained, so asking again costs little
-        text = "a filter of the site refused the task, or it lost its copy of the model; its log says which"
-        return Failure(FailureKind.NOT_HELD, text)
+    if code == ReturnCode.TASK_DATA_FILTER_ERROR:
+        text = "a filter of the site refused the task; its log says which"
+        return Failure(FailureKind.FAILED, text, text)
     kind, text = shareable.get_header(KIND), shareable.get_header(REASON)
     known = kind in [known.value for known in FailureKind]
     wordless = text is None and isinstance(code, str) and code in CODES

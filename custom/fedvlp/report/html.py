@@ -35,6 +35,7 @@ dl{display:grid;grid-template-columns:auto 1fr;gap:0 .8rem;margin:0;font-size:.8
 dd{margin:0;overflow-wrap:anywhere}.caution{border-left:4px solid #b35900;padding-left:.6rem}
 .films>div{display:flex;flex-wrap:wrap;gap:.4rem 1.2rem;align-items:flex-start;margin:1.2rem 0}
 .films img{width:420px;max-width:100%}.films>div>div{flex:1 1 300px}mark{background:#ffe9a8;color:inherit}
+mark.negated{background:#e4e7eb;font-style:italic}
 .films h3{margin-top:0}.films ol{margin:.2rem 0;padding-left:1.2rem;font-size:.87rem}.films li{margin-bottom:.3rem}
 .films .own{background:#e3eefb}.films span{color:#555d68;font-weight:400;white-space:nowrap}
 .lead{font-size:1.05rem;margin:.3rem 0}.lead:first-of-type{font-weight:600}.lead+p:not(.lead){margin-top:1rem}

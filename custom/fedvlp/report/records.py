@@ -37,12 +37,17 @@ SIDE = 600  # of an image, pixels
 SITES = 6  # sites of which images are shown
 POINTS = 300  # records of a site on the map, at most
 LETTERS = 600  # of a report, at most
+NEGATED = '"negated"'
+NEGATIONS = {"no", "not", "non", "nor", "neither", "without", "absent", "negative", "free", "denies", "kein", "keine"}
+NEGATIONS |= {"keinen", "ohne", "sin", "sans", "senza", "sem", "pas"}
+CLAUSE = re.compile(r"[.;:!?\n]|^(?:but|however|although|aber|pero|mais)$", re.IGNORECASE)
 PLAIN = {"no", "finding", "lung", "other", "support", "enlarged"}  # words of labels that name no finding
 
 EXPLANATION = (
     "Of each site, with the trained model: the first test image whose own report ranks first among the reports of the "
     "site's test split, and the first image whose own does not. Beside each image are the reports nearest to it, with "
-    "their cosine; its own is shaded, words of findings are marked. Another report with the same findings is not wrong."
+    "their cosine; its own is shaded, words of findings are marked, those that are negated in grey. Another report "
+    "with the same findings is not wrong."
 )
 MAP = (
     "First two principal components of the trained model's embeddings of the test studies. Where sites lie apart, the "
@@ -160,10 +165,19 @@ def _site(run: FinishedRun, site: str, image: Tensor, reports: Tensor) -> str:
 
 
 def _marked(report: str, findings: Collection[str]) -> str:
-    """The report as HTML, cut where it is long, the words of ``findings`` marked."""
+    """The report as HTML, cut where it is long, the words of ``findings`` marked; those that are negated, as such.
+
+    A negation reaches to the end of its clause: a full stop, a semicolon, a colon, or a "but".
+    """
     said = report if len(report) <= LETTERS else f"{report[:LETTERS]}\N{HORIZONTAL ELLIPSIS}"
-    words = re.split(r"(\w+)", said)
-    return "".join(f"<mark>{text(word)}</mark>" if word.lower() in findings else text(word) for word in words)
+    out, negated = "", False
+    for word in re.split(r"(\w+)", said):
+        if CLAUSE.search(word):
+            negated = False
+        negated = negated or word.lower() in NEGATIONS
+        opened = f"<mark{' class=' * negated}{NEGATED * negated}>"
+        out += f"{opened}{text(word)}</mark>" if word.lower() in findings else text(word)
+    return out
 
 
 def _report(number: int, said: str, own: bool, cosine: float) -> str:

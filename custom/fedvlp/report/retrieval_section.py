@@ -15,7 +15,7 @@ from fedvlp.report import figures
 from fedvlp.report.figures import AVERAGE, WORST, Curve
 from fedvlp.report.html import ABSENT, grid, table, text
 from fedvlp.report.run import SCOPES, Run
-from fedvlp.run.beside import lacking, siblings
+from fedvlp.run.beside import lacking, siblings, ways_on
 from fedvlp.run.compare import BATCH, INITIAL
 from fedvlp.run.experiment import POOLED
 from fedvlp.run.metrics import Record, by_site
@@ -114,6 +114,7 @@ def _beside(run: Run) -> str:
 def next_steps(run: Run) -> str:
     """The commands of the runs that are not there to compare with, and of the page that shows images, as HTML."""
     steps = [f"Compare with {command}" for command in lacking(run.folder)] if run.method is not None else []
+    steps += [f"{way[0].upper()}{way[1:]}" for way in ways_on(run.folder, run.beside)]
     if run.beside and (said := siblings(run.folder).said):
         steps.append(f"{said[0].upper()}{said[1:]}")
     steps += [

@@ -256,6 +256,7 @@ class Attacked:
         return {name: np.sort(rng.permutation(of)[:MOST]) for name, of in rows.items()}
 
     def audit(self, resamples: int, delta: float) -> Audit:
+        """Attack every model of the run; ``delta``: of the bounds of sites that told an epsilon."""
         state = trained_state(self.assembly, self.server)
         own = own_models(self.assembly, self.server, state)
         initial = self.assembly.initial()
@@ -287,6 +288,7 @@ class Attacked:
         return self.of_model(client, self.data[site])
 
     def of_model(self, client: Client, data: Any) -> dict[str, Tensor]:
+        """Score the records of ``data`` by attack, [members + others] each, with the model that the client has."""
         batches = {name: list(data.batches(name, BATCH, drop_last=False)) for name in (MEMBERS, OTHERS, POOL)}
         client.set_trainable(lambda name: True)
         gradients = record_directions(client.model, batches, {})
@@ -334,6 +336,7 @@ class Attacked:
                 yield membership(model, attack, site, of[site], member[site], weights[site], whose[site], resamples)
 
     def patients(self, of: Mapping[str, np.ndarray]) -> list[str]:
+        """Return the patient of each member, then of each other record."""
         return [self.assembly.cohort.patients[row] for name in (MEMBERS, OTHERS) for row in of[name]]
 
     def _bounds(self, delta: float) -> Iterator[Bound]:

@@ -57,7 +57,7 @@ PROBE = LinearProbe(fractions=(1.0,), solver=LBFGS, seeds=(0,))
 STEPS = 100  # of the probe's solver: thousands of dimensions and many classes take minutes to the last digit
 FEW = Subset(shots=20)
 DRAWS = 5  # of the images that heads of few are learned from
-TOWER = "tower"
+TOWER, R1 = "tower", "R@1"
 COLUMNS = ("vectors", "films", "area", "low", "high")
 START = "what it started from"
 TOWER_ALONE, ORACLE, CHANCE = "the untouched image tower", "knowing the site alone (source oracle)", "chance"
@@ -304,7 +304,7 @@ def rows(folder: RunFolder) -> list[Beside]:
         return []
     scope = names.IN_BATCH if any(row.scope == names.IN_BATCH for row in measured) else names.WHOLE_SET
     of = {row.figure: row for row in measured if (row.over, row.k, row.scope) == (names.AVERAGE, 1, scope)}
-    trained, r1 = of[TRAINED].recall, "R@1"
+    trained, r1 = of[TRAINED].recall, R1
     shown = [_against(r1, trained, CHANCE, of[TRAINED].chance)]
     if experiment.takes_steps:  # else random heads, of which a closed form takes nothing: it starts from the tower
         shown.insert(0, Beside(r1, trained, START, of[INITIAL].recall.value, of[GAIN].recall.side))
@@ -422,6 +422,30 @@ def verdict(shown: Sequence[Beside]) -> str:
         return f"This run shows no more than {_listed(level)}."
     said = f"This run is worth more than {_listed(above)}"
     return f"{said}; it does not differ significantly from {_listed(level)}." if level else f"{said}."
+
+
+CHEST_MODEL = "rad-dino", "microsoft/rad-dino: an image tower of 87 million numbers, 350 MB, MIT"
+"""A model of chest X-rays to start from, by its name here; docs/runs.md lists others."""
+
+
+def ways_on(folder: RunFolder, shown: Sequence[Beside]) -> list[str]:
+    """Say what may help where the verdict is not favourable: more test pairs, and another model to start from."""
+    judged = [row for row in shown if row.other != POOLED and row.side <= 0]
+    if not judged or verdict(shown) == "":
+        return []
+    ways = []
+    pairs = max(row.queries for row in recalls.read(folder) if (row.figure, row.over) == (TRAINED, names.AVERAGE))
+    for row in judged:
+        gap, half = abs(row.trained.value - row.value), (row.trained.high - row.trained.low) / 2
+        if row.side == 0 and row.what == R1 and gap > 0:
+            needed = math.ceil(pairs * (half / gap) ** 2)
+            ways.append(
+                f"{pairs} test pairs give an interval of +-{half:.1f}: a difference of {gap:.1f} from {row.other} "
+                f"would be significant with about {needed:,}"
+            )
+    name, said = CHEST_MODEL
+    again = f"fedvlp simulate {folder.experiment().name} {shlex.join(['--data', f'run:{folder.path}'])} --start {name}"
+    return [*ways, f"start from a chest model ({said}): fedvlp towers import FOLDER --as {name}, then {again}"]
 
 
 def _listed(shown: Sequence[Beside]) -> str:

@@ -112,6 +112,8 @@ def choose(what: str, key: str, name: str, own: Mapping[str, Any]) -> Any:
     Raises ValueError, which calls ``key`` an unknown ``what``, names the nearest and lists them all.
     """
     known = plugins.table(name, own, key)
+    if key not in known and (same := [one for one in known if one.casefold() == key.casefold()]):
+        raise ValueError(f"unknown {what} {key!r}; did you mean {same[0]!r}? Upper and lower case count")
     if key not in known:
         raise ValueError(f"unknown {what} {key!r}{nearest(key, list(known))}; there are: {', '.join(known)}")
     return known[key]
@@ -232,5 +234,6 @@ def _inside(group: Any) -> list[str]:
 
 def nearest(name: str, known: list[str]) -> str:
     """``"; did you mean 'x'?"``, or nothing."""
-    close = difflib.get_close_matches(name, known, n=1)
+    begin = [one for one in known if one.startswith(f"{name.removesuffix('s')}_column")]  # labels, masks, reports
+    close = begin or difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

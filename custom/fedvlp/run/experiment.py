@@ -106,12 +106,6 @@ class Experiment:
             dp_sgd.refuse_settings(self.method, self.training)
         for name in ("method", "objective", "extra"):
             object.__setattr__(self, name, self._following(name))
-        models = {self.method.trainee(phase) for phase in self.method.phases(0)}
-        require(
-            self.wire.down != "int8" or len(models) == 1,
-            f"wire.down=int8 needs a method that sends all sites one model; {type(self.method).__name__} sends each "
-            "site its own as well. Choose bfloat16",
-        )
         self.method.refuse_settings(self)
 
     @property

@@ -56,7 +56,7 @@ def on_validation(heads: FindingHeads, assembly: Any, state: State) -> FindingHe
             continue
         scale, offset = calibrated(score, truth)
         weight[index], bias[index] = scale * weight[index], scale * bias[index] + offset
-        figures[name] = _figures((scale * score + offset).sigmoid(), truth)
+        figures[name] = figures_of((scale * score + offset).sigmoid(), truth)
     return replace(heads, weight=weight, bias=bias, figures=figures)
 
 
@@ -81,11 +81,11 @@ def _validation(heads: FindingHeads, assembly: Any, state: State) -> tuple[Tenso
     return torch.cat(scores), torch.cat(truths)
 
 
-def _figures(stated: Tensor, truth: Tensor) -> dict[str, float]:
-    """What findings.json says of one head, from probabilities and truth [n] in {1, 0}."""
+def figures_of(stated: Tensor, truth: Tensor, sensitivity: float = SENSITIVITY) -> dict[str, float]:
+    """What findings.json says of one head, from probabilities and truth [n] in {1, 0}, with both kinds among them."""
     one = torch.ones(1, len(truth), dtype=torch.float64)
     present = stated[truth == 1].sort(descending=True).values
-    threshold = float(present[int(SENSITIVITY * len(present) + 0.999999) - 1])
+    threshold = float(present[int(sensitivity * len(present) + 0.999999) - 1])
     named = stated >= threshold
     return {
         "records": len(truth),

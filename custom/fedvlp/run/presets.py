@@ -422,7 +422,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "one-round-cca-real": "heads solved for in one round, in a second; keeps what the tower knows",
         "one-round-reports-real": "the same for images with labels and no reports: public reports found by labels",
         "fedavg-real": "FedAvg of the heads",
-        "feddra-real": "FedDRA of the heads",
+        "feddra-real": "FedDRA of the heads; a probe of it is below its own tower's, that of one-round-cca-real is not",
         "local-real": "every site's own heads, to compare with",
         "central-real": "heads on all records pooled, to compare with",
     },

@@ -70,10 +70,10 @@ def rollback(folder: RunFolder, round: int) -> int:
 
 
 def _memories(folder: RunFolder) -> list[Path]:
-    """The folders with one file a task: of the sites of a simulation, their optimisers, and both ends of the wire."""
+    """The folders with one file a task: of the sites of a simulation, their optimisers, their ends of the wire."""
     sites = [path for path in sorted((folder.path / "sites").glob("*")) if path.is_dir()]
     beside = [path / name for path in sites for name in (MOMENTS, "wire")]
-    return [*sites, *beside, folder.checkpoint.parent / "sent"]
+    return [*sites, *beside]
 
 
 def _forget_results(folder: RunFolder) -> None:

@@ -16,6 +16,7 @@ from fedvlp.models.tiny import BUILT_IN
 from fedvlp.run.experiment import Experiment
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # OWNER/MODEL, as Hugging Face names a model
 
 
 def imported(path: Path, name: str, to: Path | None = None) -> tuple[Path, Start]:
@@ -47,6 +48,11 @@ def begin(experiment: Experiment, given: str, travels: bool = False) -> Experime
     name = given
     if not (NAME.fullmatch(given) and own_folder(given)):
         path = Path(given)
+        if HUB.fullmatch(given) and not path.exists():
+            raise StartError(
+                f"--start {given!r} is a name on a hub, from which nothing is downloaded by itself; get its folder "
+                f"first (hf download {given} --local-dir {path.name}), then give --start {path.name}"
+            )
         if travels:
             raise StartError(
                 f"--start {path.name!r}: a job names what it starts from; run `fedvlp towers import` with its folder "

@@ -113,11 +113,11 @@ def like(experiment: Experiment, other: Experiment, folder: Path = Path("RUN")) 
         f"nothing; give it steps of its own: {instead}",
     )
     wanted = terms(other).total
+    phases, rounds = ", ".join(method.phases(0)), other.rounds.rounds
     require(
         len(method.phases(0)) == 1,
-        f"--like: nobody can say how {experiment.name} would share {wanted:g} steps a round between its phases "
-        f"{', '.join(method.phases(0))}; set them: {instead} --set rounds.rounds={other.rounds.rounds}"
-        f"{_shared_steps(method, wanted)}",
+        f"--like: nobody can say how {experiment.name} would share {wanted:g} step{'s' * (wanted != 1)} a round "
+        f"between its phases {phases}; set them: {instead} --set rounds.rounds={rounds}{_shared_steps(method, wanted)}",
     )
     warm_ups = 1 / other.rounds.rounds if other.training.optimizer_state == "keep" else 1  # in a round
     own = min(range(math.ceil(wanted) + 1), key=lambda own: abs(own + warm_ups * other.training.made_up(own) - wanted))

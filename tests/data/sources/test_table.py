@@ -1009,3 +1009,19 @@ def test_rows_that_cannot_be_used_are_named_with_what_to_do(tmp_path: Path) -> N
         for row in rows:
             row[HEADER.index(column)] = cell
         assert re.search(said, silent_error(TableSource(write(tmp_path, rows), image_size=16)))
+
+
+def test_a_patient_in_two_splits_is_refused_before_an_image_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the rows in question, counted from 1 below the header, and the setting that draws patients instead."""
+    lines = ["image,report,patient_id,split"]
+    for number, (patient, split) in enumerate([("a", "train"), ("b", "val"), ("a", "Training"), ("b", "test")]):
+        (tmp_path / f"{number}.png").write_bytes(b"no image")
+        lines.append(f"{number}.png,no effusion is seen,{patient},{split}")
+    (tmp_path / "pairs.csv").write_text("\n".join(lines))
+    monkeypatch.setattr("fedvlp.data.sources.listed.films", lambda *_: pytest.fail("decoded"))
+    with pytest.raises(ValueError, match="1 of 2 patients are in more than one split") as refused:
+        TableSource(str(tmp_path / "pairs.csv")).build()
+    assert "row 2 (val) and row 4 (test) are one patient's" in str(refused.value)
+    assert "data.split_column=" in str(refused.value)

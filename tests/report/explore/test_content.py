@@ -15,8 +15,10 @@ from fedvlp.data.preprocessing import Preprocessing
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation.attribution import attribution
 from fedvlp.models import DualEncoder, MultimodalConfig
-from fedvlp.report.explore import content
+from fedvlp.models.findings import FindingHeads
+from fedvlp.report.explore import content, pictures
 from fedvlp.report.explore.content import FILMS, REPORTS, Explorer
+from fedvlp.run.finding_probe import pooled
 from fedvlp.run.search import search
 
 
@@ -49,6 +51,29 @@ def by_hand(explorer: Explorer) -> Explorer:
         films=torch.stack([films.cos(), films.sin()], 1),
         reports=torch.stack([reports.cos(), reports.sin()], 1),
     )
+
+
+def test_heads_beside_the_model_say_how_likely_a_finding_is_and_what_that_is_worth(explorer: Explorer) -> None:
+    """Likely ones first; a head whose interval reaches 0.5 is no better than chance, and zero-shot says so too."""
+    film = explorer.film_of(0)
+    assert explorer.stated(film) == []
+    width = pooled(explorer.model, film.prepared[None]).shape[1]
+    figures = {"b": {"test_auc": 0.9, "test_low": 0.8, "test_high": 0.95, "threshold": 0.5}, "a": {"auc": 0.45}}
+    heads = FindingHeads(("a", "b"), torch.zeros(2, width), torch.tensor([-1.0, 1.0]), "", figures)
+    stated = replace(explorer, heads=heads).stated(film)
+    assert [(name, round(value, 4), known) for name, value, known in stated] == [
+        ("b", 0.7311, figures["b"]),
+        ("a", 0.2689, figures["a"]),
+    ]
+    shown = pictures.stated(stated)
+    row = '<tr><td>{}</td><td class="number">{}</td><td>{}</td><td>{}</td></tr>'
+    assert (
+        row.format("b", "0.73", "yes", "0.90 [0.80, 0.95]") + row.format("a", "0.27", "", "0.45, no better than chance")
+        in shown
+    )
+    found = explorer.findings(film)
+    assert pictures.CHANCE not in pictures.findings(found, 23)
+    assert pictures.CHANCE in pictures.findings(found, 23, chance=True)
 
 
 def test_a_phrase_finds_what_search_finds(model: DualEncoder, cohort: Cohort, explorer: Explorer) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedvlp.core.types import MODALITIES
+from fedvlp.core.validate import require
 from fedvlp.data import delimited, report_text
 from fedvlp.data.burned_in import SEARCH, check_choice
 from fedvlp.data.cohort import digest
@@ -197,6 +198,8 @@ class TableSource(Listed):
             cells, _names(self.label_columns), _names(self.label_values), self.label_separator or ONE_CLASS
         )
         people = self._people(rows, present)
+        splits = [_SPLITS[row[self.split_column].lower()] if self.split_column in present else "" for row in cells]
+        self._check_splits([row.line.number for row in rows], people.patients, splits)
         fallbacks = {BY_STUDY: people.by_study, BY_ROW: people.by_row}
         sentences = self._sentences(rows, names)
         marks = [digest(Path(self.sentence_table).read_bytes())] if self.sentence_table and sentences else []
@@ -208,7 +211,7 @@ class TableSource(Listed):
             reports=[row.text for row in rows],
             labels=labels,
             names=names,
-            splits=[_SPLITS[row[self.split_column].lower()] if self.split_column in present else "" for row in cells],
+            splits=splits,
             files=[row.file for row in rows],
             unsure={name: count for name, count in fallbacks.items() if count},
             restored=restorations(row[self.report_column] for row in cells if self.report_column),
@@ -221,6 +224,21 @@ class TableSource(Listed):
             masks=self._masks(rows),
             sentences=sentences,
             marks=tuple(marks),
+        )
+
+    def _check_splits(self, numbers: Sequence[str], patients: Sequence[str], splits: Sequence[str]) -> None:
+        """Raises ValueError, before an image is decoded, where a patient's rows are in more than one split."""
+        first: dict[str, tuple[str, str]] = {}
+        crossing: dict[str, str] = {}  # patient -> two rows of unlike splits
+        for number, patient, split in zip(numbers, patients, splits, strict=True):
+            other, before = first.setdefault(patient, (number, split))
+            if split != before:
+                crossing.setdefault(patient, f"row {other} ({before}) and row {number} ({split})")
+        require(
+            not crossing,
+            f"table source: {len(crossing)} of {len(first)} patients are in more than one split, e.g. "
+            f"{', '.join(list(crossing.values())[:3])} are one patient's. Give each patient one split in the column "
+            f"{self.split_column!r}, or have patients drawn: data.split_column= (nothing behind it)",
         )
 
     def _refuse(self, listing: Listing, skipped: Skipped) -> None:

@@ -19,8 +19,10 @@ from fedvlp.data.loader import eval_batch
 from fedvlp.data.record_ids import as_written
 from fedvlp.evaluation.attribution import Attribution, attribution
 from fedvlp.models.dual_encoder import DualEncoder
+from fedvlp.models.findings import FindingHeads
 from fedvlp.models.use import class_cosines, sentences_of
 from fedvlp.report.sections import components
+from fedvlp.run.finding_probe import pooled
 from fedvlp.run.search import image_vectors, ranked, rows_of, text_vectors
 
 FILMS, REPORTS = "images", "reports"
@@ -96,10 +98,17 @@ class Explorer:
     films: Tensor  # unit vectors [n, d] float32, nan where a record has no image
     reports: Tensor  # unit vectors [n, d] float32, nan where a record has no report
     written: Mapping[str, str] = field(default_factory=dict)  # id -> report as somebody wrote it
+    heads: FindingHeads | None = None  # for findings, beside the model
+    zero_shot_at_chance: bool = False  # whether the run's test images say that classes by words are no better
 
     @classmethod
     def of(
-        cls, model: DualEncoder, cohort: Cohort, split: str | None = None, written: Mapping[str, str] | None = None
+        cls,
+        model: DualEncoder,
+        cohort: Cohort,
+        split: str | None = None,
+        written: Mapping[str, str] | None = None,
+        heads: FindingHeads | None = None,
     ) -> Explorer:
         """Of all records of ``cohort``, or of those of a split; its images are decoded as ``model`` needs them.
 
@@ -115,7 +124,7 @@ class Explorer:
         shown = as_written(cohort)
         keys = tuple(shown[cohort.ids[row]] for row in rows)
         images, reports = image_vectors(model, cohort, rows), text_vectors(model, cohort, rows)
-        return cls(model, cohort, rows, keys, images, reports, written or {})
+        return cls(model, cohort, rows, keys, images, reports, written or {}, heads)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -187,6 +196,19 @@ class Explorer:
             Finding(name, float(own[name]), float((others[name] < own[name] - EQUAL).double().mean())) for name in named
         ]
         return sorted(findings, key=lambda finding: -finding.below)
+
+    def stated(self, film: Film) -> list[tuple[str, float, Mapping[str, float]]]:
+        """Each finding that has a head, its probability in an image, and what is known of the head; likely ones first.
+
+        None without heads.
+        """
+        if self.heads is None:
+            return []
+        stated = self.heads.probabilities(pooled(self.model, film.prepared[None]))[0].tolist()
+        rows = [
+            (name, one, self.heads.figures.get(name, {})) for name, one in zip(self.heads.names, stated, strict=True)
+        ]
+        return sorted(rows, key=lambda row: -row[1])
 
     def looked(self, film: Film, phrase: str) -> Attribution:
         """Where in an image the model looks for a phrase. Raises ValueError for an empty phrase."""

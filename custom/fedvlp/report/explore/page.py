@@ -108,7 +108,9 @@ class Answers:
         if named or self.explorer.model.prompts:
             findings = self.explorer.findings(film, named)
             films = int((~self.explorer.films[:, 0].isnan()).sum())
-            first, table = findings[0].name, pictures.findings(findings, films)
+            first, table = findings[0].name, pictures.findings(findings, films, self.explorer.zero_shot_at_chance)
+        if not named and (stated := self.explorer.stated(film)):
+            first, table = stated[0][0], pictures.stated(stated) + table
         return (
             (film, first),
             pictures.seen(film.prepared),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -118,8 +119,32 @@ def _card(rank: int | None, record: Record) -> str:
     )
 
 
-def findings(listed: Sequence[Finding], films: int) -> str:
-    """A table of findings. ``films``: how many of the data set they are compared with."""
+def stated(rows: Sequence[tuple[str, float, Mapping[str, float]]]) -> str:
+    """A table of findings with their probabilities by heads beside the model, and what is known of each head."""
+    lines = ""
+    for name, probability, known in rows:
+        area = known.get("test_auc", known.get("auc"))
+        bounds = f" [{known['test_low']:.2f}, {known['test_high']:.2f}]" if "test_low" in known else ""
+        worth = "not measured" if area is None else f"{area:.2f}{bounds}"
+        if area is not None and not known.get("test_low", area) > 0.5:
+            worth += ", no better than chance"
+        above = "yes" if probability >= known.get("threshold", math.inf) else ""
+        lines += (
+            f'<tr><td>{text(name)}</td><td class="number">{probability:.2f}</td><td>{above}</td><td>{worth}</td></tr>'
+        )
+    return (
+        '<div class="fx"><table><thead><tr><th>finding</th><th class="number">probability</th>'
+        "<th>above the threshold</th><th>AUC on images not seen before</th></tr></thead>"
+        f'<tbody>{lines}</tbody></table><p class="note">By the heads beside the model.</p></div>'
+    )
+
+
+CHANCE = "These classes, by words alone, are no better than chance on the test images of this model's run."
+
+
+def findings(listed: Sequence[Finding], films: int, chance: bool = False) -> str:
+    """A table of findings. ``films``: how many of the data set they are compared with; ``chance``: they say nothing."""
+    caution = f'<p class="note">{CHANCE}</p>' if chance else ""
     rows = "".join(
         f'<tr><td>{text(one.name)}</td><td class="number">{one.cosine:+.3f}</td>'
         f'<td class="number">{one.below * films:,.0f} of {films:,}</td></tr>'
@@ -128,7 +153,7 @@ def findings(listed: Sequence[Finding], films: int) -> str:
     return (
         '<div class="fx"><table><thead><tr><th>class</th><th class="number">cosine</th>'
         '<th class="number">images of the data set with a lower cosine</th></tr></thead>'
-        f'<tbody>{rows}</tbody></table><p class="note">A rank among images, not a probability.</p></div>'
+        f'<tbody>{rows}</tbody></table>{caution}<p class="note">A rank among images, not a probability.</p></div>'
     )
 
 
