@@ -74,11 +74,7 @@ def test_a_loss_of_pairs_takes_pairs_alone_and_says_who_has_none(tmp_path: Path)
 def test_images_that_were_lent_reports_train_with_them(tmp_path: Path) -> None:
     """PMS-FM's hospitals, and the closed form's; one with reports alone is left out."""
     for name in ("pms-fm", "one-round-cca"):
-<<<<<<< HEAD
         settings = {"partition.retrieve": 1, "partition.left_out": "texts"}
-=======
-        settings = {"partition.retrieve": "1", "partition.left_out": "texts"}
->>>>>>> v-closed
         _, lost = dropped(name, tmp_path / name, **settings)
         assert lost == {}
 
