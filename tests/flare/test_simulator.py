@@ -100,7 +100,7 @@ def test_sites_and_server_that_name_a_public_set_are_the_engine_that_has_all_rec
     same_bytes(*(Server.load(folder.checkpoint)[0].memory for folder in (flare, engine)))
 
 
-LENT = {"partition.retrieve": "true", "partition.left_out": "texts"}
+LENT = {"partition.retrieve": "1", "partition.left_out": "texts"}
 
 
 @pytest.mark.parametrize(
