@@ -47,13 +47,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from statistics import fmean, variance
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
 from common import command_line, machine, say
-from scipy.stats import t as student
 from torch import Generator, Tensor
 from torch.nn.functional import interpolate, normalize
 
@@ -64,7 +63,7 @@ from fedvlp.data.preprocessing import Preprocessing
 from fedvlp.data.report_imputation import match_scores
 from fedvlp.data.sources.openi import OpenISource
 from fedvlp.evaluation.downstream import text_features
-from fedvlp.evaluation.intervals import Interval, area_of, components
+from fedvlp.evaluation.intervals import area_of, components
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation as Loop
 from fedvlp.federation.loop import Rounds
@@ -672,18 +671,6 @@ def _or_chance(value: float) -> float:
     return 0.5 if math.isnan(value) else value
 
 
-def corrected(differences: Sequence[float], folds: int = FOLDS) -> Interval:
-    """Mean and interval of paired differences of resampled folds (Nadeau and Bengio, 2003).
-
-    doi:10.1023/A:1024068626366.
-    Training sets overlap, so the variance of the mean of n folds is (1/n + n_test / n_train) times the sample's.
-    """
-    values = [one for one in differences if not math.isnan(one)]
-    mean, n = fmean(values), len(values)
-    reach = float(student.ppf(0.975, n - 1)) * math.sqrt((1 / n + 1 / (folds - 1)) * variance(values))
-    return Interval(mean, mean - reach, mean + reach)
-
-
 Lines = list[tuple[int, int, str, str, str, float]]
 
 
@@ -733,7 +720,7 @@ def main() -> None:
             }
         )
         write(options.file, "real-federation", HEAD, ([*one[:5], f"{one[5]:.4f}"] for one in lines))
-    write(options.file, "real-federation-patients", HEAD_OF_PATIENTS, patients(federation, placed))
+        write(options.file, "real-federation-patients", HEAD_OF_PATIENTS, patients(federation, placed))
     say(machine())
 
 

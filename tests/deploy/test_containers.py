@@ -12,6 +12,7 @@ import pytest
 import yaml
 from support import site_network
 
+from fedvlp.deploy.site_doctor import DESCRIPTORS
 from fedvlp.flare import job_user
 
 DOCKER = Path(__file__).parents[2] / "provisioning" / "docker"
@@ -46,6 +47,7 @@ def test_no_container_has_rights_or_writes_into_its_image() -> None:
         assert service["cap_drop"] == ["ALL"]
         assert service["mem_limit"]
         assert service["pids_limit"] > 0
+        assert name.endswith("gate") or service["ulimits"]["nofile"] == DESCRIPTORS
         assert "cap_add" not in service
         assert not service.get("privileged")
         assert service["security_opt"] == ["no-new-privileges:true"]
@@ -83,7 +85,7 @@ def test_jobs_alone_read_the_data_and_as_a_user_of_their_own() -> None:
     assert f"groupadd --gid {group} " in DOCKERFILE
     assert f"useradd --uid {user} --gid {group} " in DOCKERFILE
     assert user != group, "the two share the group of the image's user"
-    assert services["jobs"]["entrypoint"][1:] == ["-m", job_user.__name__, "/kit"]
+    assert services["jobs"]["entrypoint"][1:] == ["-I", "-m", job_user.__name__, "/kit"]
     assert services["site"]["command"][-1].startswith("umask 007; ")
 
 

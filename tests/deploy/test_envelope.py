@@ -23,10 +23,9 @@ from typer.testing import CliRunner
 
 from fedvlp.cli import app
 from fedvlp.core.types import Batch, Broadcast, Update
+from fedvlp.core.validate import BOUNDS, LARGEST
 from fedvlp.data.sources.table import TableSource
 from fedvlp.deploy.envelope import (
-    BOUNDS,
-    LARGEST,
     Behind,
     Envelope,
     EnvelopeError,
@@ -484,7 +483,7 @@ def test_every_number_of_a_job_has_a_bound_and_one_more_is_refused() -> None:
     assert len(settings) > 150
     experiment = replace(presets.get("fedavg"))
     for kind, name, whole in settings:
-        assert not whole or name in BOUNDS, f"{kind.__name__}.{name} needs a bound in deploy/envelope.py"
+        assert not whole or name in BOUNDS, f"{kind.__name__}.{name} needs a bound in core/validate.py"
         most = BOUNDS.get(name, LARGEST)
         for value in (most + 1, -most - 1) if whole else (most + 0.5, -math.inf, math.nan):
             object.__setattr__(experiment, "extra", with_value(kind, name, value))

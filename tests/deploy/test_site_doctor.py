@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import resource
 import shutil
 import socket
 import ssl
@@ -18,11 +19,13 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from nvflare.apis.workspace import Workspace
 from support import release
 from support.programs import forked
 
@@ -30,8 +33,8 @@ from fedvlp import __version__
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
-from fedvlp.deploy import site_doctor, software
-from fedvlp.deploy.machine import Check
+from fedvlp.deploy import installed, site_doctor, software
+from fedvlp.deploy.machine import HOME, Check
 from fedvlp.deploy.site_doctor import site_checks
 from fedvlp.flare.class_list import needed
 from fedvlp.run.lock import only_writer
@@ -58,6 +61,12 @@ def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Kits:
     return folder / "ours" / "fedvlp" / "prod_00", folder / "theirs" / "fedvlp" / "prod_00"
 
 
+@pytest.fixture(autouse=True)
+def packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All packages of this machine take a minute to compare; test_installed.py has a few."""
+    monkeypatch.setattr(software, "installed_faults", lambda wheel: [])
+
+
 @pytest.fixture
 def bare(provisioned: Kits, tmp_path: Path) -> Path:
     """The kit of st-anna with the shipped policies, on a machine without a GPU, before there are data sets."""
@@ -66,6 +75,19 @@ def bare(provisioned: Kits, tmp_path: Path) -> Path:
     for file in (POLICIES / "site").iterdir():
         shutil.copy(file, kit / "local")
     change(kit / "local" / "fedvlp.json", lambda c: c.update(data={}))
+    return kit
+
+
+@pytest.fixture
+def server(provisioned: Kits, tmp_path: Path) -> Path:
+    """The server's kit with the shipped policies, its stores on this test's disk, its port free."""
+    kit = Path(shutil.copytree(provisioned[0] / "localhost", tmp_path / "localhost"))
+    for file in (POLICIES / "server").iterdir():
+        text = file.read_text().replace("/var/lib/fedvlp", str(tmp_path / "store"))
+        (kit / "local" / file.name).write_text(text)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        at = f"localhost:{probe.getsockname()[1]}"
+    change(kit / "startup" / "fed_server.json", lambda c: c["servers"][0]["service"].update(target=at))
     return kit
 
 
@@ -148,12 +170,12 @@ def listening(kits: Path, kit: Path) -> Iterator[None]:
 
 
 def found(kit: Path) -> dict[str, Check]:
-    return {check.what: check for check in site_checks(kit, needed("client"))}
+    return {check.what: check for check in site_checks(kit, needed)}
 
 
 def failed(kit: Path) -> list[str]:
-    """What is wrong, the server aside."""
-    return [what for what, check in found(kit).items() if check.ok is False and not what.startswith("server")]
+    """What is wrong, the way to the server aside."""
+    return [what for what, check in found(kit).items() if check.ok is False and not what.startswith("server ")]
 
 
 def test_a_site_that_is_ready_fails_nothing(whole: Path) -> None:
@@ -216,7 +238,6 @@ def test_the_doctor_names_the_data_sets_that_are_listed_as_public(kit: Path) -> 
         ("resources.json", lambda c: c.pop("allow_log_streaming"), "logs sent to the server"),
         ("resources.json", lambda c: c["components"][0]["args"].update(num_of_gpus=99), "gpus offered to jobs"),
         ("authorization.json", lambda c: c["permissions"]["lead"].update(byoc="any"), "jobs with their own code"),
-        ("authorization.json", lambda c: c["permissions"].update(project_admin="any"), "jobs with their own code"),
         ("fedvlp.json", lambda c: c["data"]["pretrain"].update(path="../x"), "data sets"),
         ("fedvlp.json", lambda c: c["data"]["pretrain"].update(path="none.csv"), "data set pretrain"),
         ("fedvlp.json", lambda c: c["data"]["pretrain"].update(report_column="text"), "data set pretrain"),
@@ -318,7 +339,9 @@ def test_the_software_of_the_kit_is_the_consortiums_and_is_what_runs(bare: Path)
     assert found(bare)["software of the kit"].ok is None
 
 
-def test_another_fedvlp_than_the_kits_fails(bare: Path, provisioned: Kits, tmp_path: Path) -> None:
+def test_another_fedvlp_than_the_kits_fails(
+    bare: Path, provisioned: Kits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A wheel of the consortium in which one module differs, one is new, and one is missing."""
     folder = tmp_path / "other"
     release.written(folder)
@@ -336,9 +359,15 @@ def test_another_fedvlp_than_the_kits_fails(bare: Path, provisioned: Kits, tmp_p
     (folder / software.SIGNATURE).write_bytes(signed)
     shutil.rmtree(bare / "software")
     shutil.copytree(folder, bare / "software")
-    assert failed(bare) == ["fedvlp is the kit's"]
+    own = Path(software.__file__).parents[1]
+    faults = list(installed.faults(wheel, tmp_path / "no other packages", own))
+    monkeypatch.setattr(software, "installed_faults", lambda wheel: [*faults, "in no RECORD: more.pth"])
+    assert failed(bare) == ["fedvlp is the kit's", "packages as pip installed them"]
     said = found(bare)["fedvlp is the kit's"].found
-    assert said.startswith("fedvlp/core/seeds.py, fedvlp/more.py, fedvlp/py.typed: not fedvlp-")
+    for name in ("core/seeds.py", "more.py", "py.typed"):
+        assert f"not the wheel's: fedvlp/{name}" in said
+    assert "--force-reinstall fedvlp-" in said
+    assert found(bare)["packages as pip installed them"].found.startswith("in no RECORD: more.pth: install the kit's")
 
 
 def test_another_version_of_a_package_is_named(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,14 +402,17 @@ TAMPERED = {
 
 
 @pytest.mark.parametrize("what", [*TAMPERED, "another root's"])
-def test_software_that_the_consortium_did_not_sign_fails(what: str, bare: Path, provisioned: Kits) -> None:
-    if what == "another root's":
-        shutil.rmtree(bare / "software")
-        shutil.copytree(provisioned[1] / "st-anna" / "software", bare / "software")
-    else:
-        TAMPERED[what](bare / "software")
-    assert failed(bare) == ["software of the kit"]
-    assert "fedvlp is the kit's" not in found(bare), "nothing is compared with what nobody signed"
+def test_software_that_the_consortium_did_not_sign_fails(
+    what: str, bare: Path, server: Path, provisioned: Kits
+) -> None:
+    for kit in (bare, server):
+        if what == "another root's":
+            shutil.rmtree(kit / "software")
+            shutil.copytree(provisioned[1] / kit.name / "software", kit / "software")
+        else:
+            TAMPERED[what](kit / "software")
+        assert failed(kit) == ["software of the kit"]
+        assert "fedvlp is the kit's" not in found(kit), "nothing is compared with what nobody signed"
 
 
 def guide() -> str:
@@ -416,28 +448,179 @@ def test_every_kit_is_provisioned_with_the_perimeter(provisioned: Kits, bare: Pa
     for file in ("resources.json", "authorization.json"):
         (bare / "local" / file).unlink()
     assert found(bare)["messages to this site"].ok
-    server = {check.what: check for check in site_checks(provisioned[0] / "localhost", ())}
+    server = found(Path(shutil.copytree(provisioned[0] / "localhost", bare.parent / "localhost")))
     assert server["messages to this server, and through it to sites"].ok
     assert [kit["port for the processes of jobs"].ok for kit in (found(bare), server)] == [True, True]
     assert not server["jobs looked at before they start"].ok, "that stands in provisioning/server"
+    assert not server["job store"].ok, "FLARE's default is one folder for all servers"
 
 
-@pytest.mark.parametrize(
-    ("edit", "wrong"),
-    [
-        (lambda c: c, []),
-        (lambda c: c["components"].pop(), ["messages to this server, and through it to sites"]),
-        (lambda c: c["components"][-1]["args"].pop("side"), ["messages to this server, and through it to sites"]),
-        (lambda c: c["app_validator"]["args"].update(side="client"), ["jobs looked at before they start"]),
-        (lambda c: c.pop("components"), ["messages to this server, and through it to sites"]),
-    ],
-)
-def test_the_servers_kit(edit: Any, wrong: list[str], provisioned: Kits, tmp_path: Path) -> None:
-    kit = Path(shutil.copytree(provisioned[0] / "localhost", tmp_path / "localhost"))
-    shutil.copy(POLICIES / "server" / "resources.json", kit / "local")
-    change(kit / "local" / "resources.json", edit)
-    bad = [check.what for check in site_checks(kit, ()) if check.ok is False]
-    assert [what for what in bad if what != "port of the server"] == wrong, "8002 may be another's on this machine"
+def test_a_servers_kit_that_is_ready_fails_nothing(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = found(server)
+    assert [what for what, check in looked.items() if check.ok is False] == []
+    assert looked["server"].found == "localhost"
+    assert looked["certificate"].found == "issued to localhost"
+    monkeypatch.setenv("NVFLARE_SECURE_LOGGING", "true")
+    assert found(server)["secure logging"].ok
+
+
+MESSAGES, JOBS = "messages to this server, and through it to sites", "jobs looked at before they start"
+OF_RESOURCES: dict[str, tuple[Any, str]] = {
+    "no perimeter": (lambda c: c["components"].pop(), MESSAGES),
+    "a site's perimeter": (lambda c: c["components"][-1]["args"].pop("side"), MESSAGES),
+    "a site's check of jobs": (lambda c: c["app_validator"]["args"].update(side="client"), JOBS),
+    "no check of jobs": (lambda c: c.pop("app_validator"), JOBS),
+    "every class": (lambda c: c.update(class_allow_list=["*"]), "class allow-list"),
+    "every class beside ours": (lambda c: c["class_allow_list"].append("*"), "class allow-list enforced"),
+    "a package": (lambda c: c["class_allow_list"].append("nvflare."), "class allow-list"),
+    "a site's classes": (lambda c: c.update(class_allow_list=list(needed("client"))), "class allow-list"),
+    "enforcement off": (lambda c: c.update(class_list_enforcement_mode="off"), "class allow-list enforced"),
+    "no job store": (lambda c: c["components"][1]["args"].pop("uri_root"), "job store"),
+    "job store of FLARE": (lambda c: c["components"][1]["args"].update(uri_root="/tmp/nvflare/jobs"), "job store"),
+    "job store below a file": (lambda c: c["components"][1]["args"].update(uri_root="/dev/null/x"), "job store"),
+    "snapshots below a file": (
+        lambda c: c["snapshot_persistor"]["args"]["storage"]["args"].update(root_dir="/dev/null/x"),
+        "store of snapshots",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OF_RESOURCES)
+def test_a_servers_resources_are_looked_at_as_a_sites(what: str, server: Path) -> None:
+    edit, line = OF_RESOURCES[what]
+    change(server / "local" / "resources.json", edit)
+    assert line in failed(server)
+
+
+OF_ROLES = {
+    "jobs with their own code": [("byoc", "any"), ("byoc", "o:site"), ("byoc", "n:submitter")],
+    "shell for accounts of others": [("shell_commands", right) for right in ("any", "n:submitter", "o:submitter")],
+}
+
+
+@pytest.mark.parametrize("role", ["project_admin", "lead", "org_admin", "member"])
+def test_no_role_brings_code_or_has_a_shell_at_a_server_or_a_site(role: str, server: Path, bare: Path) -> None:
+    for kit, side in ((server, "server"), (bare, "client")):
+        file = kit / "local" / "authorization.json"
+        shipped = file.read_text()
+
+        def wrong(right: Any, side: str = side, file: Path = file, shipped: str = shipped) -> dict[str, str]:
+            """The failing lines where the role has this right, or these rights."""
+            change(file, lambda c: c["permissions"].update({role: right}))
+            looked = list(site_doctor._policies(file.parent, needed(side), side))
+            file.write_text(shipped)
+            return {check.what: check.found for check in looked if check.ok is False}
+
+        for line, rights in OF_ROLES.items():
+            for name, right in rights:
+                said = wrong({**json.loads(shipped)["permissions"][role], name: right})
+                assert list(said) == [line], (right, kit.name)
+                assert role in said[line]
+        assert list(wrong("any")) == list(OF_ROLES)
+        assert wrong("none") == {}
+
+
+def test_settings_that_flare_takes_before_those_looked_at_fail(server: Path, bare: Path) -> None:
+    """By FLARE's own reading of the two kits: what it merges, in which order."""
+    for kit, serves in ((server, True), (bare, False)):
+        for name in ("x__resources.json", "x__p_resources.json", "x__j_resources.json", "job_resources.json"):
+            file = kit / "local" / name
+            file.write_text('{"class_list_enforcement_mode": "off"}')
+            workspace = Workspace(str(kit))
+            taken = [workspace.get_config_files_for_startup(serves, for_job) for for_job in (False, True)]
+            assert str(file) in [*taken[0][2:], *taken[1][2:]], "after resources.json, whose settings it replaces"
+            assert failed(kit) == ["settings beside resources.json"]
+            file.unlink()
+
+
+@pytest.mark.parametrize("edit", ["tls", "clear", "secure_train=false"])
+def test_a_kit_without_certificates_at_both_ends_fails(edit: str, server: Path, bare: Path) -> None:
+    for kit, file in ((server, "fed_server.json"), (bare, "fed_client.json")):
+        if "=" in edit:
+            script = kit / "startup" / "sub_start.sh"
+            script.write_text(f"# {script.read_text()}\n".replace("secure_train=true", edit) + "# secure_train=true\n")
+        else:
+            text = (kit / "startup" / file).read_text()
+            (kit / "startup" / file).write_text(text.replace('"mtls"', f'"{edit}"'))
+        assert failed(kit) == ["certificates at both ends"]
+        assert edit.partition("=")[0] in found(kit)["certificates at both ends"].found
+
+
+def test_a_disk_without_room_fails(server: Path, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each folder by itself; a folder that is not there yet is on the disk of the one where it will be."""
+    lines = {
+        "disk of the kit": "localhost",
+        "job store": "jobs",
+        "store of snapshots": "snapshots",
+        "folder of runs": "runs",
+    }
+    monkeypatch.setenv(HOME, str(server.parent / "elsewhere" / "runs"))
+    for path in ("store/jobs", "store/snapshots", "elsewhere"):
+        (server.parent / path).mkdir(parents=True)
+    disks = [server, server.parent / "store/jobs", server.parent / "store/snapshots", server.parent / "elsewhere"]
+    real = shutil.disk_usage
+    for line, disk in zip(lines, disks, strict=True):
+        full = SimpleNamespace(total=1, used=1, free=4.9e9)
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                shutil, "disk_usage", lambda path, disk=disk, full=full: full if path == disk else real(path)
+            )
+            assert failed(server) == [line]
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "access", lambda path, mode, disk=disk: path != disk)
+            assert failed(server) == [line]
+            assert f"uid {os.getuid()}) cannot write there" in found(server)[line].found
+    monkeypatch.setattr(os, "access", lambda path, mode: path != server.parent / "elsewhere")
+    assert failed(bare) == ["folder of runs"], "a site's, too"
+
+
+def test_a_server_that_a_few_strangers_can_fill_fails(server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hard limit, as the start script takes all of it."""
+    for most, ok in ((1024, False), (8191, False), (8192, True), (site_doctor.resource.RLIM_INFINITY, True)):
+        monkeypatch.setattr(site_doctor.resource, "getrlimit", lambda what, most=most: (256, most))
+        assert found(server)["open connections"].ok is ok
+
+
+def test_code_from_elsewhere_than_pythons_own_folders_fails(
+    server: Path, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "code that Python takes"
+    for kit in (server, bare):
+        for name in ("PYTHONPATH", "PYTHONUSERBASE", "LD_PRELOAD"):
+            monkeypatch.setenv(name, "" if name == "LD_PRELOAD" else str(tmp_path))
+            assert failed(kit) == ([] if name == "LD_PRELOAD" else [line])
+            monkeypatch.delenv(name)
+        (kit / "local" / "custom").mkdir()
+        assert failed(kit) == [line], "FLARE imports from it"
+        (kit / "local" / "custom").rmdir()
+        script = kit / "startup" / "sub_start.sh"
+        corrected = script.read_text()
+        script.write_text(corrected + "export PYTHONPATH=/local/custom:$PYTHONPATH\n")
+        assert failed(kit) == [line]
+        assert "where it is started" in found(kit)[line].found
+        script.write_text(corrected)
+    monkeypatch.setattr(site_doctor, "_looks_in", lambda *options: [] if options else [str(tmp_path)])
+    assert failed(bare) == [line], "a folder of a user, or of a file .pth"
+    assert str(tmp_path) not in found(bare)[line].found
+
+
+def test_no_start_script_of_a_kit_makes_pythons_path_longer(server: Path, tmp_path: Path) -> None:
+    """Run as far as it says what Python gets: FLARE's own had a part that is empty, the folder where it is started."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "python3").write_text('#!/bin/bash\necho "path=${PYTHONPATH-unset} files=$(ulimit -n)"\n')
+    (programs / "python3").chmod(0o755)
+    for kit in (server, server.parents[0]):
+        script = server / "startup" / "sub_start.sh"
+        environment = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+        if kit != server:
+            environment["PYTHONPATH"] = "/opt/mine"
+        done = subprocess.run(
+            ["bash", "-c", f"ulimit -S -n 256; bash {script} --once"], env=environment, cwd=tmp_path,
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        most = min(site_doctor.DESCRIPTORS, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        assert f"path={environment.get('PYTHONPATH', 'unset')} files={most}" in done.stdout
 
 
 @pytest.mark.parametrize("site", ["st-anna", "localhost"])
@@ -449,13 +632,13 @@ def test_a_kit_whose_jobs_show_no_certificate_fails(
     (kit / "local" / "comm_config.json").unlink()
     if text is not None:
         (kit / "local" / "comm_config.json").write_text(text)
-    (line,) = (check for check in site_checks(kit, ()) if check.what == "port for the processes of jobs")
+    (line,) = (check for check in site_checks(kit, needed) if check.what == "port for the processes of jobs")
     assert (line.ok, "local/comm_config.json" in line.found) == (False, True)
 
 
-def test_who_runs_the_kit_or_has_the_servers_port_is_told(provisioned: Kits, tmp_path: Path) -> None:
+def test_who_runs_the_kit_or_has_the_servers_port_is_told(server: Path) -> None:
     """A second server would try to open the port for ever."""
-    kit = Path(shutil.copytree(provisioned[0] / "localhost", tmp_path / "localhost"))
+    kit = server
     with socket.create_server(("127.0.0.1", 0)) as other:
         target = f"localhost:{other.getsockname()[1]}"
         change(kit / "startup" / "fed_server.json", lambda c: c["servers"][0]["service"].update(target=target))
@@ -473,7 +656,7 @@ def test_who_runs_the_kit_or_has_the_servers_port_is_told(provisioned: Kits, tmp
 
 def test_a_kit_below_a_path_that_flare_splits_cannot_start_jobs(provisioned: Kits, tmp_path: Path) -> None:
     kit = Path(shutil.copytree(provisioned[0] / "localhost", tmp_path / "Eigene Dateien" / "localhost"))
-    (line,) = (check for check in site_checks(kit, ()) if check.what == "folder of the kit")
+    line = next(check for check in site_checks(kit, needed) if check.what == "folder of the kit")
     assert (line.ok, "white space" in line.found) == (False, True)
 
 
@@ -489,7 +672,7 @@ def test_without_resources_there_is_nothing_to_guard(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("days", "ok"), [(0, True), (340, None), (400, False), (-2, False)])
 def test_the_end_of_the_certificate_is_seen_coming(
-    days: int, ok: bool | None, kit: Path, monkeypatch: pytest.MonkeyPatch
+    days: int, ok: bool | None, kit: Path, server: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kits hold 360 days; a clock that is behind makes a new certificate invalid, too."""
 
@@ -500,6 +683,7 @@ def test_the_end_of_the_certificate_is_seen_coming(
 
     monkeypatch.setattr(site_doctor, "datetime", Clock)
     assert found(kit)["certificate valid"].ok is ok
+    assert found(server)["certificate valid"].ok is ok
 
 
 def test_the_server_is_reached_and_known_by_its_certificate(kit: Path, provisioned: Kits) -> None:

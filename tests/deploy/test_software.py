@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import zipfile
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -122,20 +121,6 @@ def test_a_root_of_another_kind_of_key_is_said(folder: Path) -> None:
     (folder / software.SIGNATURE).write_bytes(b"signed")
     with pytest.raises(SoftwareError, match="not by the root"):
         software.check_signature(folder, root(key))
-
-
-def test_each_file_that_differs_from_the_wheel_is_named(folder: Path) -> None:
-    wheel = software.wheel_of(folder)
-    assert software.differing(wheel) == []
-    with zipfile.ZipFile(wheel) as archive:
-        files = {name: archive.read(name) for name in archive.namelist()}
-    files["fedvlp/core/seeds.py"] += b"\n"
-    files["fedvlp/more.py"] = files.pop("fedvlp/py.typed")
-    files["fedvlp-0.dist-info/RECORD"] = b"of pip, and no code"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    assert software.differing(wheel) == ["fedvlp/core/seeds.py", "fedvlp/more.py", "fedvlp/py.typed"]
 
 
 def test_versions_that_the_lock_does_not_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,9 +88,9 @@ class Records:
         self.labels[5, 0] = -1.0
         self.sizes = {"test": count}
 
-    def batches(self, split: str, size: int, *, drop_last: bool) -> Iterator[Batch]:
-        for rows in torch.arange(len(self.image)).split(size):
-            yield {"image": self.image[rows], "labels": self.labels[rows], "row": rows}
+    def batches(self, split: str, size: int, *, drop_last: bool, rows: Tensor | None = None) -> Iterator[Batch]:
+        for some in (torch.arange(len(self.image)) if rows is None else rows).split(size):
+            yield {"image": self.image[some], "labels": self.labels[some], "row": some}
 
 
 def trainee(config: SelectorConfig | None = SELECTOR) -> Client:
@@ -332,11 +332,12 @@ def test_a_threshold_above_one_is_the_evaluation_of_the_global_model() -> None:
 
 @pytest.mark.parametrize("config", [replace(SELECTOR, token_weight=0.0), replace(SELECTOR, embeddings=("image",))])
 def test_without_the_token_the_global_figures_are_fedavgs(config: SelectorConfig) -> None:
-    """lambda_b = 0: e_f = lambda_a e_r, and the cosine does not know lambda_a."""
+    """lambda_b = 0: e_f = lambda_a e_r, and the cosine does not know lambda_a. By the phrases of presence alone."""
+    protocol = replace(PROTOCOL, absence=False)
     plain = trainee(None)
     states = {GLOBAL: {n: t.clone() for n, t in named_state(plain.model, plain.objective).items()}}
-    fedavg = table(zero_shot(PROTOCOL, plain, states, data(), CLASSES)[0])
-    seen = table(run(replace(PROTOCOL, threshold=1.01), config)[0])
+    fedavg = table(zero_shot(protocol, plain, states, data(), CLASSES)[0])
+    seen = table(run(replace(protocol, threshold=1.01), config)[0])
     for site in data():
         assert seen[SELECTED, site].accuracy == fedavg[GLOBAL, site].accuracy
         assert seen[SELECTED, site].auc == pytest.approx(fedavg[GLOBAL, site].auc)
@@ -463,3 +464,27 @@ def test_a_finished_run_is_evaluated_with_everything_it_kept(tmp_path: Path) -> 
     folder = RunFolder.create(tmp_path / "local", alone)
     simulate(alone, folder)
     assert models_in(folder) == [GLOBAL, "site-1", "site-2"]
+
+
+def test_presence_is_scored_against_absence_by_hand() -> None:
+    """Cosines with "a" 1 and 0, with "b" 0 and 1; with absence 0.6 and 0.8: the order of an image's classes stays."""
+    image = torch.eye(2)
+    texts = {"a": torch.tensor([[2.0, 0.0]]), "b": torch.tensor([[0.0, 3.0]])}
+    plain, against = (class_scores(image, texts, absent=absent) for absent in (None, torch.tensor([[3.0, 4.0]])))
+    torch.testing.assert_close(plain, torch.eye(2).double())
+    torch.testing.assert_close(against, torch.tensor([[0.4, -0.6], [-0.8, 0.2]]).double())
+    assert torch.equal(plain.argmax(1), against.argmax(1))
+
+
+def test_only_findings_that_a_report_can_deny_have_an_absence() -> None:
+    """A normal image beside one disease is no finding, nor is a class of somebody's own table."""
+    assert ZeroShot(CLASSES).denied
+    assert not ZeroShot(CLASSES, absence=False).denied
+    assert not ZeroShot(("No Finding", "COVID-19")).denied
+    assert not ZeroShot((*CLASSES, "a class of mine")).denied
+
+
+def test_absence_moves_the_auc_and_not_the_accuracy() -> None:
+    with_it, without = (run(replace(PROTOCOL, absence=absence), config=None)[0] for absence in (True, False))
+    assert [one.accuracy for one in with_it] == [one.accuracy for one in without]
+    assert [one.auc for one in with_it] != [one.auc for one in without]

@@ -48,7 +48,8 @@ def listening(**params: Any) -> Iterator[tuple[int, list[Any]]]:
     try:
         yield port, taken
     finally:
-        server.shutdown()
+        threading.Thread(target=server.shutdown, daemon=True).start()  # which waits for the one that it takes
+        thread.join(5.0)
         server.server_close()
 
 
@@ -118,7 +119,7 @@ def test_a_silent_connection_holds_up_the_others_for_a_while_only(
     with (
         listening(**certified) as (port, taken),
         closing(socket.create_connection(("127.0.0.1", port))),
-        socket.create_connection(("127.0.0.1", port)) as plain,
+        socket.create_connection(("127.0.0.1", port), timeout=10.0) as plain,
         context.wrap_socket(plain),
     ):
         until(lambda: taken)

@@ -74,8 +74,8 @@ def started(kit: Path, parent: str = "tcp://localhost:41235", security: str = "c
 def test_a_job_of_the_kit_is_started_with_what_the_kit_says(jobs: job_user._Jobs, kit: Path) -> None:
     assert jobs.command(ASKED) == started(kit)
     link = {"scheme": "tcp", "resources": {"host": "127.0.0.1", "connection_security": "mtls"}}
-    files = {"comm_config.json.default": {"internal": link}, "comm_config.json": {"internal": {"scheme": "http"}}}
-    said = [("tcp://127.0.0.1:41235", "mtls"), ("http://localhost:41235", "clear")]
+    files = {"comm_config.json.default": {"internal": link}, "comm_config.json": {"internal": {"scheme": "tcp"}}}
+    said = [("stcp://127.0.0.1:41235", "mtls"), ("tcp://localhost:41235", "clear")]
     for (name, content), expected in zip(files.items(), said, strict=True):  # the second takes the first one's place
         (kit / "local" / name).write_text(json.dumps(content))
         assert jobs.command(ASKED) == started(kit, *expected)
@@ -135,13 +135,14 @@ def test_a_kit_that_does_not_say_it_starts_nothing(
     assert "a job was not started: " in caplog.text
 
 
-def test_a_link_in_the_place_of_a_job_or_its_app_starts_nothing(jobs: job_user._Jobs, kit: Path) -> None:
-    """Beside what a link leads to, FLARE's account could have put a list of classes of its own."""
+def test_a_link_in_a_job_starts_nothing(jobs: job_user._Jobs, kit: Path) -> None:
+    """Beside what it leads to, FLARE's account could have a list of classes of its own; a log could be the ledger."""
     job = kit / JOB
-    for link in (job / "app_site-1", job):
+    (kit / JOB / "log.txt").write_text("")
+    for link in (job / "app_site-1", job / "log.txt", job):
         moved = link.rename(kit / "moved")
         link.symlink_to(moved)
-        with pytest.raises(job_user.JobRequestError, match="a link"):
+        with pytest.raises(job_user.JobRequestError, match="there is a link"):
             jobs.command(ASKED)
         link.unlink()
         moved.rename(link)
@@ -156,7 +157,7 @@ def test_no_job_that_brings_code_or_that_is_refused_is_started(
         jobs.command(ASKED)
     custom.rmdir()
     custom.symlink_to("made later")
-    with pytest.raises(job_user.JobRequestError, match="code"):
+    with pytest.raises(job_user.JobRequestError, match="a link"):
         jobs.command(ASKED)
     custom.unlink()
     monkeypatch.setattr(JobCheck, "validate", lambda check, app: ("another class", {}))

@@ -15,10 +15,10 @@ from support.flare_memory import Engine
 from fedvlp.core.method import Method
 from fedvlp.core.types import Broadcast
 from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
+from fedvlp.deploy.machine import HOME
 from fedvlp.flare import paths as paths_module
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.paths import (
-    HOME,
     SIMULATED,
     TRAINED,
     PathError,

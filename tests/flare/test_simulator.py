@@ -100,10 +100,12 @@ def test_sites_and_server_that_name_a_public_set_are_the_engine_that_has_all_rec
     same_bytes(*(Server.load(folder.checkpoint)[0].memory for folder in (flare, engine)))
 
 
-LENT = {"partition.retrieve": "true", "partition.left_out": "texts"}
+LENT = {"partition.retrieve": "1", "partition.left_out": "texts"}
 
 
-@pytest.mark.parametrize(("name", "settings"), [("car-mfl", {}), ("creamfl", {}), ("pms-fm", LENT), ("fedcca", LENT)])
+@pytest.mark.parametrize(
+    ("name", "settings"), [("car-mfl", {}), ("creamfl", {}), ("pms-fm", LENT), ("one-round-cca", LENT)]
+)
 def test_hospitals_that_lack_a_half_are_the_engines(name: str, settings: dict[str, str], tmp_path: Path) -> None:
     """From one table with pairs, images, reports, a hospital of all three, and a public set."""
     chosen = experiment_of_halves(name, table_of_halves(tmp_path / "data"), **settings)

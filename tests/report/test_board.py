@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,3 +101,21 @@ def test_only_this_machine_is_answered_and_nothing_but_two_pages(tmp_path: Path)
             assert ask(method=method)[0] == 501
     with board.served(dict, 0, 1) as server:
         assert server.server_address[0] == "127.0.0.1"
+
+
+def test_connections_on_which_nobody_asks_hold_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opened before, in the middle of a request, and for good: the page comes while all of them are open."""
+    wrote(tmp_path, "fedavg/001", WITHOUT)
+    with board.served(lambda: board.statuses(tmp_path), 0, 7) as server:
+        monkeypatch.setattr(server.RequestHandlerClass, "timeout", None)  # or it would come when they are closed
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        idle = [socket.create_connection(server.server_address[:2]) for _ in range(20)]
+        idle[0].sendall(b"GET / HTTP/1.1\r\nHost:")
+        connection = HTTPConnection(*server.server_address[:2], timeout=60)
+        connection.request("GET", "/")
+        assert "completed without site-3" in connection.getresponse().read().decode()
+        for other in idle:
+            other.close()
+        server.shutdown()
+    with board.served(dict, 0, 1) as server:
+        assert server.RequestHandlerClass.timeout == 5, "and each is closed after a few seconds"

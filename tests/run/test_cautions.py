@@ -39,7 +39,7 @@ def batches_of(size: int, experiment: presets.Experiment = SMALL) -> presets.Exp
 def test_presets_with_published_towers_are_a_papers_or_for_real_films() -> None:
     published = {name for name, preset in presets.PRESETS.items() if preset.model.pretrained}
     assert {*presets.PAPERS, *presets.OF_REAL_FILMS} == published
-    assert len(presets.OF_REAL_FILMS) == 5
+    assert len(presets.OF_REAL_FILMS) == 6
 
 
 def test_a_preset_of_real_films_on_drawn_ones_says_so() -> None:
@@ -74,7 +74,7 @@ def test_a_method_that_shows_records_to_other_sites_says_so() -> None:
     (said,) = cautions(batches_of(2, presets.get("fedfed")), COHORT)
     assert said.startswith("fedfed: every other site is shown 32 pairs of each site")
     assert [name for name, preset in presets.PRESETS.items() if preset.method.discloses()] == [
-        "one-round-cca", "one-round-cca-real",
+        "one-round-cca", "one-round-cca-real", "one-round-reports-real",
     ]  # fmt: skip
 
 

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedvlp.evaluation.intervals import Interval
 from fedvlp.methods import OneRoundCCA
 from fedvlp.methods.one_round_cca import CROSS, IMAGE, IMAGE_MEAN, TEXT, TEXT_MEAN, heads
+from studies import real_federation_page as page
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "studies" / "programs"))
 study = importlib.import_module("real_federation")
@@ -96,12 +98,18 @@ def test_reports_are_those_that_agree_best() -> None:
     assert len(set(chosen)) == 8
 
 
-def test_the_corrected_interval_by_hand() -> None:
-    """Differences 1, 2, 3: mean 2, variance 1; (1/3 + 1/4) has the root 0.7638, t(2) is 4.3027: 2 -+ 3.2863."""
-    interval = study.corrected([1.0, 2.0, 3.0])
+def test_rows_are_compared_on_the_folds_that_both_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences 1, 2, 3 and one fold without a figure: mean 2, variance 1, and a quarter as many tested as trained.
+
+    t(2) is 4.3027, (1/3 + 1/4) has the root 0.7638: 2 -+ 3.2863.
+    """
+    one = {(0, 0): 2.0, (0, 1): 3.0, (0, 2): 4.0, (0, 3): math.nan, (1, 0): 9.0}
+    other = {(0, 0): 1.0, (0, 1): 1.0, (0, 2): 1.0, (0, 3): 1.0}
+    rows = {("a", page.MEAN, "zero-shot"): one, ("b", page.MEAN, "zero-shot"): other}
+    monkeypatch.setattr(page, "figures", lambda: rows)
+    interval = page.minus("a", "b")
     assert interval.value == 2.0
     assert interval.high - 2.0 == pytest.approx(4.302653 * math.sqrt(7 / 12), abs=1e-5)
-    assert study.corrected([1.0, 2.0, 3.0, math.nan]) == interval
 
 
 def test_an_x_ray_with_several_reports_has_the_weight_of_one() -> None:
@@ -115,3 +123,21 @@ def test_same_pixels_are_one_patient() -> None:
     films = torch.rand(3, 1, 64, 64, generator=draw)
     films[2] = films[0] * 0.5 + 0.1
     assert study.same_pixels(np.array(["a", "b", "c"]), films).tolist() == ["a", "b", "a"]
+
+
+def test_the_pages_say_what_the_tables_say() -> None:
+    """`python -m studies.real_federation_page` writes them anew."""
+    for path, block in page.PAGES.items():
+        text = path.read_text(encoding="utf-8")
+        assert page.replaced(text, block()) == text, path.name
+
+
+def test_the_verdict_names_who_is_ahead_and_who_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven intervals above 0: ahead of every site alone; one that holds 0, and one below: said by name."""
+    above, within, below = Interval(2.0, 1.0, 3.0), Interval(2.0, -1.0, 5.0), Interval(-2.0, -3.0, -1.0)
+    monkeypatch.setattr(page, "primary", lambda: dict.fromkeys(page.SITES, above))
+    assert page.verdict() == "**Federating is ahead of every site alone.**"
+    mixed = dict.fromkeys(page.SITES, above) | {"adult": within, "sirm": below}
+    monkeypatch.setattr(page, "primary", lambda: mixed)
+    assert "undecided against `adult`, behind `sirm`" in page.verdict()
+    assert "not shown to be ahead" in page.verdict()

@@ -183,6 +183,7 @@ Signed software:
     deploy/test_site_doctor.py test_software_that_the_consortium_did_not_sign_fails
         test_the_guides_own_commands_find_what_was_altered test_another_fedvlp_than_the_kits_fails
         test_without_a_release_nothing_is_provisioned
+    deploy/test_installed.py test_the_program_is_the_wheels_and_runs_nothing_of_what_it_looks_at
 Release:
     test_supply_chain.py test_a_release_is_the_code_its_lock_and_a_list_of_both
 Private keys:

@@ -140,7 +140,7 @@ def doctor(
     from fedvlp.flare.class_list import needed
 
     failed = False
-    for check in chain(checks(), site_checks(site, needed("client")) if site else ()):
+    for check in chain(checks(), site_checks(site, needed) if site else ()):
         failed |= check.ok is False
         print(f"{'ok  ' if check.ok else 'FAIL' if check.ok is False else 'note'}  {check.what}: {check.found}")
     if failed:

@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 
 from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import Batch, Update
-from fedvlp.core.validate import require
+from fedvlp.core.validate import BOUNDS, LARGEST, MOST_SITES, require
 from fedvlp.deploy.machine import memory_gb
 from fedvlp.deploy.named_data import NamedData
 from fedvlp.evaluation import metric_names
@@ -37,36 +37,6 @@ FIGURES = ("loss", "probe", "val", "test")
 
 HELD_OUT = ("val", "test")
 EVALUATIONS = ("retrieval", "classification")
-
-MOST_SITES = 1000
-"""That the selector of a preset may tell apart on the sites' own data."""
-
-_BOUNDS = {
-    2**63: "seed",
-    10**9: "max_samples",
-    1_000_000: "align_steps aligner_steps checkpoint_steps contrast_sample distil_steps dro_records freeze_steps "
-    "gca_sample local_steps server_steps size test_rows warmup_steps",
-    2**18: "vocabulary",
-    100_000: "align_every cosine_rounds distil_phases evaluate_every max_empty max_missed plain_rounds probe_every "
-    "rounds server_rounds",
-    2**16: "batch_size dp_group dro_batch micro_batch prototypes",
-    2**14: "head_hidden hidden private_hidden",
-    10**4: "classes",
-    2**12: "dim embedding_dim image_size latent max_tokens reduction shared width",
-    MOST_SITES: "image_only k local_epochs quorum sites sites_per_round text_only",
-    2**10: "adapter_rank channels context threads",
-    2**8: "heads",
-    2**7: "blocks iterations layers text_layers",
-    16: "in_channels",
-}
-BOUNDS = {name: most for most, names in _BOUNDS.items() for name in names.split()}
-"""The largest whole number that a job may give a setting of this name: several times what any published run used.
-
-A whole number of a class of fedvlp that is missing here fails a test.
-"""
-
-LARGEST = 10**6
-"""No rate, weight or temperature of an honest job is a larger number, nor any number of a plugin's settings."""
 
 EVENNESS = 0.85
 """Where records weigh so evenly in an update (``effective``, as a share of them), it counts as resting on all.

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 NEEDED = ("nvflare", "torch", "torchvision", "monai", "transformers", "timm", "numpy", "safetensors", "tensorboard")
 OPTIONAL = {"pydicom": "to read DICOM: pip install 'fedvlp[dicom]'"}
 FREE_GB = 5  # of disk space wanted
+HOME = "FEDVLP_HOME"
+"""The variable that names the folder of runs, in the place of the kit's own."""
 JOBS_SOCKET = "jobs.sock"
 """In a kit: where a second account of the machine starts jobs (flare/job_user.py)."""
 

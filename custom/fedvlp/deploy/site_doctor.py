@@ -8,34 +8,56 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import resource
 import shutil
 import socket
 import ssl
+import subprocess
+import sys
+import sysconfig
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedvlp import __version__
 from fedvlp.core.types import WIRE_VERSIONS
 from fedvlp.data.burned_in import ACCEPT, HEADER, SEARCH, can_search
 from fedvlp.data.sources import FileSource
 from fedvlp.deploy import software
-from fedvlp.deploy.machine import FREE_GB, JOBS_SOCKET, Check, path_check
+from fedvlp.deploy.machine import FREE_GB, HOME, JOBS_SOCKET, Check, path_check
 from fedvlp.deploy.named_data import SiteConfigError
 from fedvlp.deploy.site_config import SiteConfig
 from fedvlp.run.lock import FolderInUseError, in_use
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
 
 FLARE = "2.9."  # server and sites run one minor version
 PERIMETER = "fedvlp.flare.Perimeter"
 LAUNCHER = "fedvlp.flare.SiteJobLauncher"
 KEPT = ("cache", "runs", "privacy")  # folders of a kit that only jobs read and write
-SERVER_FILE, SERVER_KEY = "fed_server.json", "server.key"  # in startup/ of the server's kit
-EXECUTORS = ("fedvlp.flare.ChildExecutor", "fedvlp.flare.SiteExecutor")  # without one of them no job runs
+SERVER_FILE = "fed_server.json"  # in startup/ of the server's kit
+RUNNERS = {
+    "client": ("fedvlp.flare.ChildExecutor", "fedvlp.flare.SiteExecutor"),
+    "server": ("fedvlp.flare.FederatedController", "fedvlp.flare.EncryptedController"),
+}
+"""The classes of a side, without one of which no job runs."""
+SOURCES = ("LD_AUDIT", "LD_PRELOAD", "PYTHONHOME", "PYTHONPATH", "PYTHONUSERBASE")
+"""Variables by which every program, or every Python, runs code that nobody asked for."""
+SHELL = ("none", "o:site")
+"""Who may run shell commands at a site: nobody, or the site's own organisation."""
+OVERRIDES = ("local/job_resources.json", "local/*__*resources.json", "startup/*__*resources.json")
+"""Files of a kit whose settings FLARE takes before those of ``local/resources.json``."""
+SHARED_STORE = "/tmp/nvflare"
+"""FLARE's default folder of submitted jobs."""
+DESCRIPTORS = 8192
+"""Connections and files that FLARE's process may have open. A stranger's connection takes one until FLARE gives it up,
+and 0.3 MB: with fewer descriptors 1,000 strangers keep members out, with all of them they take the memory."""
 EXPIRES_DAYS = 30  # before the end of a certificate that its renewal is due
 CLOCK_S = 60
 KEYS = (".key", ".pfx", ".p12")  # how files of private keys end
@@ -44,36 +66,56 @@ SAMPLE = 8  # images decoded of each data set
 TIMEOUT_S = 10
 
 
-def site_checks(kit: Path, classes: Collection[str]) -> Iterator[Check]:
-    """All findings about the site whose startup kit is ``kit``; ``classes`` are those that fedvlp's jobs need.
+def site_checks(kit: Path, classes: Callable[[str], Collection[str]]) -> Iterator[Check]:
+    """All findings about the startup kit of a site or of the server.
 
-    Of the server's kit, what guards it.
+    ``classes``: those that jobs of fedvlp need at a side, "client" or "server".
     """
     yield path_check("folder of the kit", kit.resolve())
-    if (kit / "startup" / SERVER_FILE).exists():
-        yield from _server_kit(kit)
-        return
+    side = "server" if (kit / "startup" / SERVER_FILE).exists() else "client"
     try:
-        client = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        yield Check("kit", False, "no readable startup/fed_client.json; give the folder that holds startup/ and local/")
+        startup = json.loads((kit / "startup" / f"fed_{side}.json").read_text(encoding="utf-8"))
+        own = startup["client"] if side == "client" else startup["servers"][0]
+        name = own["fqsn"] if side == "client" else own["service"]["target"].rpartition(":")[0]
+    except (OSError, ValueError, LookupError, TypeError):
+        yield Check(
+            "kit", False, f"no readable startup/fed_{side}.json; give the folder that holds startup/ and local/"
+        )
         return
-    name = client["client"]["fqsn"]
-    yield Check("site", True, name)
+    yield Check("site" if side == "client" else "server", True, name)
     installed = version("nvflare")
     yield Check("nvflare for this kit", installed.startswith(FLARE), f"{installed} (server and sites run {FLARE}x)")
-    yield from _policies(kit / "local", classes)
+    yield from _policies(kit / "local", classes(side), side)
+    yield _mutual(kit, own)
+    yield _private_keys(kit, own["ssl_private_key"])
+    yield from _software(kit, own["ssl_root_cert"])
+    yield from _python(kit)
+    yield from _certificate(kit / "startup", own, name)
+    yield from _site(kit, startup) if side == "client" else _server_alone(kit, name, own)
+    yield _one_process(kit)
+
+
+def _site(kit: Path, startup: dict[str, Any]) -> Iterator[Check]:
+    """What a site has and the server has not: a filter of what leaves, data, a way to the server."""
     yield _privacy(kit / "local" / "privacy.json")
     yield from _job_user(kit)
-    if not _hidden(kit):
+    yield _room("disk of the kit", kit)
+    if not _hidden(kit):  # else the other account's
         yield from _data(kit / "local")
-    free = shutil.disk_usage(kit).free / 1e9
-    yield Check("disk of the kit", free > FREE_GB, f"{free:.0f} GB free (at least {FREE_GB} GB wanted)")
-    yield _private_keys(kit, client["client"]["ssl_private_key"])
-    yield from _software(kit, client["client"]["ssl_root_cert"])
-    yield from _certificate(kit / "startup", client["client"], name)
-    yield from _server(kit / "startup", client)
-    yield _one_process(kit)
+        yield _room("folder of runs", _runs(kit))
+    yield from _server(kit / "startup", startup)
+
+
+def _server_alone(kit: Path, name: str, own: dict[str, Any]) -> Iterator[Check]:
+    """What the server has and a site has not: jobs of many, and a port that anybody may try."""
+    yield _room("disk of the kit", kit)
+    yield from (_room(what, folder) for what, folder in _stores(kit).items())
+    yield _room("folder of runs", _runs(kit))
+    yield _own_port(kit, own)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    enough = most == resource.RLIM_INFINITY or most >= DESCRIPTORS
+    said = f"at most {most} ({DESCRIPTORS} wanted)" + ("" if enough else ": raise the hard limit, as LEAD.md says")
+    yield Check("open connections", enough, said)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -142,19 +184,44 @@ def _job_user(kit: Path) -> Iterator[Check]:
     yield Check("data that FLARE's account may read", not readable, said)
 
 
-def _server_kit(kit: Path) -> Iterator[Check]:
-    """What stands between accounts and sites: which messages and which jobs the server takes, who reads its key."""
+def _stores(kit: Path) -> dict[str, Path]:
+    """Where the server keeps submitted jobs and snapshots; a folder that nobody named is FLARE's."""
     try:
         resources = _read(kit / "local" / "resources.json")
-    except (OSError, ValueError) as error:
-        yield Check("policies", False, f"the server's local/ has no readable resources.json ({_kind(error)})")
-        return
-    yield _perimeter(resources, "server")
-    yield _inner_port(kit / "local")
-    yield _job_check(resources, "server")
-    yield _private_keys(kit, SERVER_KEY)
-    yield _one_process(kit)
-    yield _own_port(kit)
+        managers = [one["args"] for one in resources["components"] if one["id"] == "job_manager"]
+        storage = resources["snapshot_persistor"]["args"]["storage"]["args"]
+        return {"job store": kit / managers[0]["uri_root"], "store of snapshots": kit / storage["root_dir"]}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {"job store": Path(SHARED_STORE)}
+
+
+def _runs(kit: Path) -> Path:
+    """Where this kit's process keeps runs (flare/paths.py)."""
+    return Path(os.environ.get(HOME) or kit / "runs")
+
+
+def _room(what: str, folder: Path) -> Check:
+    """Whether this account can write into a folder, or make it, and how much fits in."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if folder.is_relative_to(SHARED_STORE):
+        return Check(what, False, "FLARE's default, one folder for all servers of a machine: name another")
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return Check(what, False, f"this account (uid {os.getuid()}) cannot write there: give it a folder of its own")
+    free = shutil.disk_usage(there).free / 1e9
+    return Check(what, free > FREE_GB, f"{free:.0f} GB free (at least {FREE_GB} GB wanted)")
+
+
+def _mutual(kit: Path, own: dict[str, Any]) -> Check:
+    """Whether server and site show each other a certificate, and FLARE's process is told to look at it."""
+    asked = own.get("connection_security", "mtls")
+    script = kit / "startup" / "sub_start.sh"
+    words = script.read_text(encoding="utf-8").split() if script.is_file() else []
+    secured = {word for word in words if word.startswith("secure_train=")} == {"secure_train=true"}
+    said = "mtls" if asked == "mtls" else f"connection_security is {asked!r} in startup/"
+    if not secured:
+        said += "; startup/sub_start.sh says another thing than secure_train=true"
+    ok = asked == "mtls" and secured
+    return Check("certificates at both ends", ok, said if ok else f"{said}: ask for the kit again")
 
 
 def _one_process(kit: Path) -> Check:
@@ -166,16 +233,13 @@ def _one_process(kit: Path) -> Check:
     return Check("processes of this kit", True, f"one runs: {holder}; do not start another" if holder else "none runs")
 
 
-def _own_port(kit: Path) -> Check:
+def _own_port(kit: Path, own: dict[str, Any]) -> Check:
     """Whether the server's port is taken by somebody else: FLARE would try to open it for ever."""
-    what = "port of the server"
-    try:
-        server = json.loads((kit / "startup" / SERVER_FILE).read_text(encoding="utf-8"))["servers"][0]
-        port = int(server["service"]["target"].rpartition(":")[2])
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-        return Check(what, False, f"startup/{SERVER_FILE} does not say which ({_kind(error)}): provision the kit again")
+    what, port = "port of the server", own["service"]["target"].rpartition(":")[2]
+    if not port.isdecimal():
+        return Check(what, False, f"startup/{SERVER_FILE} does not say which: provision the kit again")
     with socket.socket() as probe:
-        taken = probe.connect_ex(("127.0.0.1", port)) == 0
+        taken = probe.connect_ex(("127.0.0.1", int(port))) == 0
     if taken and not in_use(kit):
         return Check(what, False, f"{port} is taken by another program: end it, or another server that runs here")
     return Check(what, True, f"{port}, {'this server listens' if taken else 'free'}")
@@ -189,8 +253,8 @@ def _job_check(resources: dict[str, Any], side: str) -> Check:
     return Check("jobs looked at before they start", checked, said)
 
 
-def _policies(local: Path, classes: Collection[str]) -> Iterator[Check]:
-    """The site's own rules: which classes a job may name, whether it may bring code, what leaves by the log."""
+def _policies(local: Path, classes: Collection[str], side: str) -> Iterator[Check]:
+    """The rules of a side: which classes a job may name, whether it may bring code, what leaves by the log."""
     try:
         resources = _read(local / "resources.json")
         permissions = _read(local / "authorization.json")["permissions"]
@@ -198,25 +262,37 @@ def _policies(local: Path, classes: Collection[str]) -> Iterator[Check]:
         yield Check("policies", False, f"local/ has no readable resources.json and authorization.json ({_kind(error)})")
         return
     allowed = resources.get("class_allow_list", [])
-    yield from _classes(allowed, classes)
-    yield _job_check(resources, "client")
-    yield _perimeter(resources, "client")
+    yield from _classes(allowed, classes, RUNNERS[side])
+    yield _job_check(resources, side)
+    yield _perimeter(resources, side)
     yield _inner_port(local)
+    others = sorted(f"{file.parent.name}/{file.name}" for pattern in OVERRIDES for file in local.parent.glob(pattern))
+    said = f"{', '.join(others)}: FLARE takes them before local/resources.json, which alone is looked at: remove them"
+    yield Check("settings beside resources.json", not others, said if others else "none")
     enforced = resources.get("class_list_enforcement_mode", "enforce") == "enforce" and "*" not in allowed
     said = "yes" if enforced else "no: take class_list_enforcement_mode and * out of local/resources.json"
     yield Check("class allow-list enforced", enforced, said)
-    brings = sorted(role for role, rights in permissions.items() if _byoc(rights))
+    brings = sorted(role for role, rights in permissions.items() if _right(rights, "byoc") != "none")
     said = f"allowed to {', '.join(brings)}: set byoc to none in local/authorization.json" if brings else "refused"
     yield Check("jobs with their own code", not brings, said)
-    streams = resources.get("allow_log_streaming", True)
-    said = "yes: set allow_log_streaming to false in local/resources.json" if streams else "no"
-    yield Check("logs sent to the server", not streams, said)
+    shells = sorted(role for role, rights in permissions.items() if _right(rights, "shell_commands") not in SHELL)
+    said = f"{', '.join(shells)}: set shell_commands to none, or to o:site, in local/authorization.json"
+    yield Check("shell for accounts of others", not shells, said if shells else "none")
+    if side == "client":
+        yield from _logs(resources)
     secure = os.environ.get("NVFLARE_SECURE_LOGGING", "").lower() in ("1", "true", "t", "y", "yes")
     yield Check(
         "secure logging",
         secure or None,
         "on" if secure else "NVFLARE_SECURE_LOGGING=true is not set: load local/site.env",
     )
+
+
+def _logs(resources: dict[str, Any]) -> Iterator[Check]:
+    """What of a site's logs leaves, and which GPUs it offers."""
+    streams = resources.get("allow_log_streaming", True)
+    said = "yes: set allow_log_streaming to false in local/resources.json" if streams else "no"
+    yield Check("logs sent to the server", not streams, said)
     yield _gpus(resources)
 
 
@@ -253,17 +329,17 @@ def _privacy(file: Path) -> Check:
     )
 
 
-def _classes(allowed: Any, needed: Collection[str]) -> Iterator[Check]:
+def _classes(allowed: Any, needed: Collection[str], runners: tuple[str, ...]) -> Iterator[Check]:
     """The list of classes: each entry one class, none that fedvlp's jobs do not need. A shorter list is welcome."""
     if not isinstance(allowed, list):
         yield Check("class allow-list", False, "class_allow_list of local/resources.json is no list of class names")
         return
     wide = sorted(str(entry) for entry in allowed if entry != "*" and not _is_one_class(entry))
-    runs = any(entry in allowed for entry in EXECUTORS)
+    runs = any(entry in allowed for entry in runners)
     if wide:
         said = f"{', '.join(wide)}: not the full name of one class; `fedvlp site classes --into` writes exact names"
     elif not runs:
-        said = f"has none of {', '.join(EXECUTORS)}: no job of fedvlp can run; see `fedvlp site classes`"
+        said = f"has none of {', '.join(runners)}: no job of fedvlp can run; see `fedvlp site classes`"
     else:
         said = (
             f"{len(allowed)} classes, {len(set(needed) - set(allowed))} that jobs of fedvlp may name are not among them"
@@ -283,9 +359,9 @@ def _is_one_class(entry: Any) -> bool:
         return False
 
 
-def _byoc(rights: str | dict[str, Any]) -> bool:
-    """Whether a role may bring code; rights not named are denied by FLARE."""
-    return rights == "any" if isinstance(rights, str) else rights.get("byoc", "none") != "none"
+def _right(rights: str | dict[str, Any], name: str) -> Any:
+    """A right of a role; one that is not named is denied by FLARE."""
+    return rights if isinstance(rights, str) else rights.get(name, "none")
 
 
 def _gpus(resources: dict[str, Any]) -> Check:
@@ -404,14 +480,47 @@ def _software(kit: Path, root: str) -> Iterator[Check]:
         return
     yield Check("software of the kit", True, f"{len(names)} files, signed by the consortium's root")
     wheel = software.wheel_of(folder)
-    differing = software.differing(wheel)
-    if differing:
-        said = f"{_few(differing)}: not {wheel.name}'s; pip install --no-deps --no-index --force-reinstall {wheel.name}"
-    yield Check("fedvlp is the kit's", not differing, said if differing else f"yes, {wheel.name}")
+    try:
+        faults = software.installed_faults(wheel)
+    except (OSError, software.SoftwareError) as error:
+        yield Check(
+            "fedvlp is the kit's", False, str(error) if isinstance(error, software.SoftwareError) else _kind(error)
+        )
+        return
+    own = [fault for fault in faults if " fedvlp/" in fault]
+    remedy = f"pip install --no-deps --no-index --force-reinstall {wheel.name}"
+    yield Check("fedvlp is the kit's", not own, f"{_few(own)}: {remedy}" if own else f"yes, {wheel.name}")
+    others = [fault for fault in faults if fault not in own]
+    remedy = "install the kit's software in an empty folder, as the guide says"
+    yield Check("packages as pip installed them", not others, f"{_few(others)}: {remedy}" if others else "yes")
     if software.LOCK in names:
         others = software.other_versions(folder / software.LOCK)
         said = f"{_few(others)}: other versions than the kit's lock" if others else "as the kit's lock says"
         yield Check("packages installed", not others or None, said)
+
+
+def _python(kit: Path) -> Iterator[Check]:
+    """Whether Python takes code from elsewhere than its own folder and that of its packages."""
+    given = sorted(name for name in SOURCES if os.environ.get(name))
+    if (kit / "local" / "custom").exists():
+        given.append("local/custom")
+    script = kit / "startup" / "sub_start.sh"
+    if script.is_file() and "PYTHONPATH" in script.read_text(encoding="utf-8"):
+        given.append("PYTHONPATH in startup/sub_start.sh, which has the folder where it is started: ask for a new kit")
+    known = {*_looks_in("-I", "-S"), *map(sysconfig.get_path, ("purelib", "platlib"))}
+    known.add(str(Path(software.__file__).parents[2]))
+    more = len(set(_looks_in()) - known)
+    if more:
+        given.append(f'{more} more of `python -c "import sys; print(sys.path)"`')
+    said = f"also from {', '.join(given)}: take it away" if given else "from its own folder and that of its packages"
+    yield Check("code that Python takes", not given, said)
+
+
+def _looks_in(*options: str) -> list[str]:
+    """The folders in which Python looks for modules, beside the one where it is started."""
+    command = [sys.executable, *options, "-c", "import json, sys; print(json.dumps([*filter(None, sys.path)]))"]
+    folders: list[str] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return folders
 
 
 def _few(names: list[str]) -> str:
@@ -420,7 +529,7 @@ def _few(names: list[str]) -> str:
 
 
 def _certificate(startup: Path, client: dict[str, Any], name: str) -> Iterator[Check]:
-    """The site's certificate: whose it is, who signed it, whether it fits the key, how long it holds."""
+    """The kit's own certificate: whose it is, who signed it, whether it fits the key, how long it holds."""
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -435,13 +544,24 @@ def _certificate(startup: Path, client: dict[str, Any], name: str) -> Iterator[C
         )
         return
     holder = str(own.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value)
-    fits = own.public_key() == key.public_key() and holder == name
+    fits = own.public_key() == key.public_key() and name in {holder, *_other_names(own)}
     yield Check("certificate", fits, f"issued to {holder}" + ("" if fits else f"; this kit is {name}'s"))
     now = datetime.now(timezone.utc)
     days = (own.not_valid_after_utc - now).days
     valid = own.not_valid_before_utc <= now < own.not_valid_after_utc
     until = f"until {own.not_valid_after_utc:%Y-%m-%d}, {days} days"
     yield Check("certificate valid", valid and (days >= EXPIRES_DAYS or None), until)
+
+
+def _other_names(certificate: Certificate) -> list[str]:
+    """The addresses for which a server's certificate holds; a site's has none."""
+    from cryptography import x509
+
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return []
+    return names.value.get_values_for_type(x509.DNSName)
 
 
 def _server(startup: Path, client: dict[str, Any]) -> Iterator[Check]:

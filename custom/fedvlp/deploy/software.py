@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import subprocess
+import sys
+import sysconfig
 import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -98,20 +101,26 @@ def wheel_of(folder: Path) -> Path:
     return wheel
 
 
-def differing(wheel: Path) -> list[str]:
-    """The files of the fedvlp that runs here that are not those of ``wheel``: altered, missing, or in none."""
-    package = Path(fedvlp.__file__).parent
-    with zipfile.ZipFile(wheel) as archive:
-        wanted = {name: _digest(archive.read(name)) for name in archive.namelist() if name.startswith("fedvlp/")}
-    installed = {
-        path.relative_to(package.parent).as_posix(): path
-        for path in package.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    same = {
-        name for name, digest in wanted.items() if name in installed and _digest(installed[name].read_bytes()) == digest
-    }
-    return sorted((wanted.keys() | installed.keys()) - same)
+def installed_faults(wheel: Path) -> list[str]:
+    """What is installed otherwise than by ``wheel`` and by pip, a line each; it takes a minute, most of it for torch.
+
+    Raises SoftwareError where that cannot be looked at. The program that looks is the wheel's (deploy/installed.py), in
+    a process that runs nothing of the packages.
+    """
+    isolated = [sys.executable, "-I", "-S", "-B", "-"]
+    command = [*isolated, str(wheel), sysconfig.get_path("purelib"), str(Path(fedvlp.__file__).parent)]
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            program = archive.read("fedvlp/deploy/installed.py")
+    except KeyError:
+        raise SoftwareError(
+            f"{wheel.name} is of a fedvlp that cannot look at what is installed; ask for a newer kit"
+        ) from None
+    done = subprocess.run(command, input=program, capture_output=True, check=False)
+    lines = done.stdout.decode(errors="replace").splitlines()
+    if done.returncode and not lines:
+        raise SoftwareError(f"what is installed could not be compared with {wheel.name} (exit code {done.returncode})")
+    return lines if done.returncode else []
 
 
 def other_versions(lock: Path) -> list[str]:

@@ -178,10 +178,12 @@ def class_texts(client: Client, sentences: Texts, new_words: bool = False) -> tu
 def absent_texts(protocol: ZeroShot, client: Client) -> Tensor | None:
     """Text embeddings [P, d] of a report without findings by the loaded model; None where they are not asked for.
 
-    A selector, and what has learned what classes are called, compares images with its own words alone.
+    A selector that changes what a report says, and what has learned what classes are called, have words of their own.
     """
-    learned = isinstance(client.extra, ClassText | Selector)
-    return embedded_texts(client, NORMAL) if protocol.denied and not learned else None
+    extra: Any = client.extra
+    fuses = isinstance(extra, Selector) and extra.config.fuses_text and extra.config.enhanced is not False
+    own = fuses or isinstance(extra, ClassText)
+    return embedded_texts(client, NORMAL) if protocol.denied and not own else None
 
 
 def _words(selector: Any, classes: Iterable[str]) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobProcessArgs, JobProcessEnv, JobReturnCode
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.process_launcher import JOB_RETURN_CODE_MAPPING
+from nvflare.fuel.f3.drivers.tcp_driver import TcpDriver
 from nvflare.utils.job_launcher_utils import get_credential_env
 
 from fedvlp.deploy.machine import JOBS_SOCKET
@@ -145,9 +146,11 @@ class _Jobs(socketserver.ThreadingUnixStreamServer):
             raise JobRequestError("the request is none that SiteJobLauncher makes: a job's id, a port, an environment")
         options = {"-m": str(self.kit), "-w": str(self.kit / "startup"), "-n": job, **_own_options(self.kit, port)}
         app = self.kit / job / f"app_{options['-c']}"
-        if app.resolve() != app:
-            raise JobRequestError("the job's folder is a link")
-        why = "it brings code" if os.path.lexists(app / "custom") else JobCheck("client").validate(str(app))[0]
+        if app.resolve() != app or any(path.is_symlink() for path in app.parent.rglob("*")):
+            raise JobRequestError(
+                "there is a link in the job's folder, through which a job would read or write elsewhere"
+            )
+        why = "it brings code" if (app / "custom").exists() else JobCheck("client").validate(str(app))[0]
         if why:
             raise JobRequestError(why)
         settings = ("secure_train=true", f"uid={options['-c']}", "config_folder=config", "print_conf=True")
@@ -173,7 +176,7 @@ def _own_options(kit: Path, port: int) -> dict[str, str]:
         "-c": startup["client"]["fqsn"],
         "-g": service["target"],
         "-scheme": service["scheme"],
-        "-p": f"{inner.get('scheme', 'tcp')}://{resources.get('host', 'localhost')}:{port}",
+        "-p": TcpDriver.get_urls("tcp", {**resources, "port": port})[0],  # where FLARE's process listens, and how
         "--parent_conn_sec": resources.get("connection_security", "clear"),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from nvflare.lighter.ctx import ProvisionContext
 from nvflare.lighter.entity import Project
 from nvflare.lighter.spec import Builder
 
-from fedvlp.deploy.site_doctor import PERIMETER
+from fedvlp.deploy.site_doctor import DESCRIPTORS, PERIMETER
 from fedvlp.deploy.software import FOLDER, SIGNATURE, SUMS, SoftwareError, checked_sums, signature
 
 INNER_PORT = {CommConfigArg.HOST: "127.0.0.1", CommConfigArg.CONN_SEC: ConnSecurity.MTLS}
@@ -36,12 +37,16 @@ class PrivateKits(Builder):
         os.umask(0o077)
 
 
+DESCRIPTORS_LINE = f'ulimit -S -n {DESCRIPTORS} || ulimit -S -n "$(ulimit -H -n)"\n'
+
+
 class GuardedKits(Builder):
     """Puts ``fedvlp.flare.Perimeter`` into the default resources of server and sites, and has jobs show certificates.
 
     Name it after ``StaticFileBuilder``, which writes the resources, and ``local/comm_config.json`` in the end. A
     ``local/resources.json`` takes the default's place: it needs the component, too, as those of ``provisioning/`` have
-    it.
+    it. FLARE's start script puts ``/local/custom`` and the folder where it is started before Python's own; here it
+    leaves ``PYTHONPATH`` alone, and takes the descriptors that a server needs.
     """
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
@@ -55,6 +60,11 @@ class GuardedKits(Builder):
             resources["components"].append({"id": "perimeter", "path": PERIMETER, "args": {"side": side}})
             file.write_text(json.dumps(resources, indent=2), encoding="utf-8")
             participant.get_prop(PropKey.COMM_CONFIG_ARGS).update(INNER_PORT)
+            script = Path(ctx.get_kit_dir(participant)) / ProvFileName.SUB_START_SH
+            text, count = re.subn(r"^.*PYTHONPATH.*\n", "", script.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            if count != 2:
+                raise ValueError(f"{script.name} is not FLARE 2.9's: it names PYTHONPATH in {count} lines, expected 2")
+            script.write_text(text.replace("\n", f"\n{DESCRIPTORS_LINE}", 1), encoding="utf-8")
 
 
 class RequestedCertificates(Builder):

@@ -15,12 +15,11 @@ from nvflare.apis.fl_context import FLContext
 
 from fedvlp.core.site_error import SiteError
 from fedvlp.core.validate import NAME
-from fedvlp.deploy.machine import whole_in_command
+from fedvlp.deploy.machine import HOME, whole_in_command
 from fedvlp.run import lock
 
 log = logging.getLogger(__name__)
 
-HOME = "FEDVLP_HOME"
 SIMULATED = "simulate_job"
 NUMBER = re.compile(r"[0-9]{3,9}")
 RUN_ID = re.compile(r"[0-9a-f]{32}")

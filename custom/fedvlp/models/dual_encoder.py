@@ -27,7 +27,14 @@ from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, VLOutput, group,
 from fedvlp.models import adapters
 from fedvlp.models.initial import InitialWeightsError, load_initial, own_folder, pinned, settled
 from fedvlp.models.pretrained import alignment_block, image_tower, text_tower
-from fedvlp.models.serialization import USE, read_config, read_weights, verify_checksums, write_checksums
+from fedvlp.models.serialization import (
+    USE,
+    WEIGHTS,
+    check_weights,
+    read_config,
+    verify_checksums,
+    write_checksums,
+)
 from fedvlp.models.tiny import BUILT_IN, Block, HashTokenizer, TextTower, Tokenizer, Tower
 from fedvlp.models.use import Usable
 
@@ -71,7 +78,6 @@ def head(width: int, hidden: int | None, d: int, kind: str) -> nn.Sequential:
 
 
 FORMAT = 1  # of the folder written by DualEncoder.save
-WEIGHTS = "model.safetensors"
 POOLINGS = ("summary", "mean")
 
 
@@ -508,6 +514,8 @@ class DualEncoder(Usable, Trainee, nn.Module):
         Raises ValueError for a folder without a saved model, a file that is not as it was saved, or weights that do not
         fit.
         """
+        from safetensors.torch import load_file
+
         folder = Path(folder)
         verify_checksums(folder)
         saved, config = read_config(folder, FORMAT, cls.config_class)
@@ -516,8 +524,9 @@ class DualEncoder(Usable, Trainee, nn.Module):
             from fedvlp.models.text import load_tokenizer
 
             saved["tokenizer"] = load_tokenizer(folder / "tokenizer", config.max_tokens)
+        check_weights(folder, lambda: cls(config, saved=saved))
         model = cls(config, saved=saved)
-        model.load_state_dict(read_weights(folder, model.state_dict()))
+        model.load_state_dict(load_file(folder / WEIGHTS))
         model.preprocessing = dict(preprocessing or {})
         model.prompts = {name: tuple(sentences) for name, sentences in (prompts or {}).items()}
         model.frozen_statistics, model.start = tuple(frozen or ()), dict(start or {})

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.core.checkpoint import save_bytes, save_json
-from fedvlp.core.json_file import read_json
+from fedvlp.core.json_file import read_json, refuse_special
 from fedvlp.core.site_error import SiteError
 from fedvlp.models.fetched import folder_of
+from fedvlp.models.serialization import refuse_long_header
 from fedvlp.models.tiny import BUILT_IN
 
 SHIPPED = {
@@ -247,6 +248,7 @@ def _of_tower(name: str) -> bool:
 
 def _content(wanted: Init) -> bytes:
     try:
+        refuse_special(wanted.folder / WEIGHTS)
         return (wanted.folder / WEIGHTS).read_bytes()
     except OSError as error:
         raise InitialWeightsError(
@@ -303,6 +305,7 @@ def _tensors(wanted: Init, content: bytes) -> dict[str, Tensor]:
     from safetensors.torch import load
 
     try:
+        refuse_long_header(content)
         return load(content)
     except (SafetensorError, ValueError, KeyError) as error:
         raise InitialWeightsError(

@@ -24,6 +24,7 @@ from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import without_prefix
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
 from fedvlp.models.image import TransformersImage, timm_tower, vision_tower
+from fedvlp.models.serialization import checked_shapes
 from fedvlp.models.text import TransformersTower, bare_model, load_tokenizer, positions_of
 from fedvlp.models.tiny import Normalised, TextTower, Tower
 
@@ -245,6 +246,7 @@ def _content(file: Path) -> Any:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
 
+            checked_shapes(file)
             return load_file(file)
         with torch.serialization.safe_globals(HARMLESS):
             return torch.load(file, map_location="cpu", weights_only=True)

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch import Tensor
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fedvlp.core.json_file import read_bounded, read_json, refuse_special
+from fedvlp.core.tensor_file import DTYPES
+from fedvlp.core.validate import BOUNDS, LARGEST
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 C = TypeVar("C", bound="DataclassInstance")
+
+WEIGHTS = "model.safetensors"
 
 CHECKSUMS = "SHA256SUMS"
 """File with a line ``<SHA-256>  <file>`` for each file of the folder, as ``sha256sum -c`` reads it."""
@@ -25,6 +36,15 @@ whose batch normalisation was frozen in its run, so that its statistics are no s
 
 LARGEST_SUMS = 1 << 20
 """Bytes of the largest file of checksums."""
+
+LARGEST_HEADER = 4 << 20
+"""Bytes of the longest description of tensors that is read: a hundred times that of the largest towers of the field."""
+
+LARGEST_TOKENIZER = 64 << 20
+"""Bytes of the largest file of a tokenizer; one of 250,000 words has 17 million."""
+
+SPARE = 1000
+"""Parameters that a tower may make, beside two for each of its tensors, and not keep."""
 
 CARD = "README.md"
 """The model card. It has no checksum: people may write in it."""
@@ -87,6 +107,7 @@ def read_config(folder: Path, format: int, kind: type[C]) -> tuple[dict[str, Any
         if seen == format:
             config = kind(**saved["model"])
             required = ("image_architecture", "text_architecture", "tokenizer")
+            _refuse_large({key: saved[key] for key in ("model", *required)})
             return {key: saved[key] for key in required} | {key: saved.get(key) for key in USE}, config
     except (OSError, ValueError, KeyError, TypeError) as error:
         known = ", ".join(f.name for f in fields(kind))
@@ -98,22 +119,84 @@ def read_config(folder: Path, format: int, kind: type[C]) -> tuple[dict[str, Any
     )
 
 
-def read_weights(folder: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of model.safetensors. Raises ValueError unless names, shapes and kinds of dtype are as expected."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def _refuse_large(value: Any, name: str = "") -> None:
+    """Raises ValueError for a whole number, anywhere in it, that no model has under that name."""
+    named = value.items() if isinstance(value, dict) else ((name, item) for item in value)
+    for key, item in named:
+        if isinstance(item, (dict, list)):
+            _refuse_large(item, str(key))
+        elif isinstance(item, int) and abs(item) > BOUNDS.get(key, LARGEST):
+            raise ValueError(f"{key} is {item:,}; a model has at most {BOUNDS.get(key, LARGEST):,}")
 
-    path = folder / "model.safetensors"
+
+def refuse_long_header(begin: bytes) -> None:
+    """Raises ValueError for a safetensors file that begins so, with the length of its description of the tensors."""
+    size = int.from_bytes(begin[:8], "little")
+    if size > LARGEST_HEADER:
+        raise ValueError(f"it describes its tensors in {size:,} bytes, at most {LARGEST_HEADER:,} are read")
+
+
+def checked_shapes(path: Path) -> dict[str, tuple[list[int], torch.dtype | None]]:
+    """The shape and the dtype (None: one of no model) of each tensor of a safetensors file, read from its header alone.
+
+    Raises ValueError for a header of more than ``LARGEST_HEADER`` bytes, OSError or SafetensorError for a file that is
+    damaged or of another kind.
+    """
+    refuse_special(path)
+    with path.open("rb") as file:
+        refuse_long_header(file.read(8))
+    with safe_open(path, framework="pt") as tensors:
+        described = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118  # it is no dictionary
+        return {name: (tensor.get_shape(), DTYPES.get(tensor.get_dtype())) for name, tensor in described.items()}
+
+
+def refuse_large_tokenizer(folder: Path) -> None:
+    """Raises ValueError for a file of words, in a folder of a tokenizer, that is larger than any."""
+    for file in sorted(folder.iterdir()):
+        if file.suffix in (".json", ".txt", ".model") and file.stat().st_size > LARGEST_TOKENIZER:
+            raise ValueError(f"{file.name} of the tokenizer has more than {LARGEST_TOKENIZER:,} bytes")
+
+
+@contextmanager
+def outlined(most: int) -> Iterator[None]:
+    """Within it, modules have shapes and no memory. Raises ValueError as soon as they have ``most`` parameters."""
+    made, here = itertools.count(1), get_ident()
+
+    def count(*_: object) -> None:
+        if get_ident() == here and next(made) > most:
+            raise ValueError(f"it describes a model of more than {most} tensors, and the file of its weights has fewer")
+
+    hook = register_module_parameter_registration_hook(count)
     try:
-        refuse_special(path)
-        seen = load_file(path)
-    except (OSError, SafetensorError) as error:
+        with torch.device("meta"):
+            yield
+    finally:
+        hook.remove()
+
+
+def check_weights(folder: Path, build: Callable[[], nn.Module]) -> None:
+    """Raises ValueError unless the tensors of model.safetensors fit the model that ``build`` makes.
+
+    Names, shapes and kinds of dtype are compared; nothing of the model's size is made or read.
+    """
+    path = folder / WEIGHTS
+    try:
+        seen = checked_shapes(path)
+    except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"{path}: unreadable or damaged weights ({error}); copy the folder again") from error
-    shapes = [
-        f"{name}: {list(seen[name].shape)} {seen[name].dtype}, expected {list(t.shape)} {t.dtype}"
-        for name, t in expected.items()
-        if name in seen and (seen[name].shape != t.shape or seen[name].is_floating_point() != t.is_floating_point())
-    ]
+    try:
+        with outlined(2 * len(seen) + SPARE):
+            expected = build().state_dict()
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{folder}/config.json: no model can be built of it ({error}); copy the folder again"
+        ) from error
+    shapes = []
+    for name in [name for name in seen if name in expected]:
+        (shape, dtype), wanted = seen[name], expected[name]
+        same_kind = dtype is not None and dtype.is_floating_point == wanted.is_floating_point()
+        if shape != list(wanted.shape) or not same_kind:
+            shapes.append(f"{name}: {shape} {dtype}, expected {list(wanted.shape)} {wanted.dtype}")
     faults = {"missing": sorted(set(expected) - set(seen)), "unexpected": sorted(set(seen) - set(expected))}
     problems = [
         f"{len(names)} {fault} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
@@ -122,4 +205,3 @@ def read_weights(folder: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]
     ]
     if problems:
         raise ValueError(f"{path}: does not fit config.json: {'; '.join(problems)}")
-    return seen

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from fedvlp.core.types import CONTINUATION, SPECIAL, WORD
 from fedvlp.models.fetched import IN_KIT, NoWeightsError, unreachable
+from fedvlp.models.serialization import refuse_large_tokenizer
 from fedvlp.models.tiny import HashTokenizer, TextTower, Tokenizer, check_length, first_attention
 
 BERT_VOCABULARY = {"bert-base-cased": 28_996, "bio_clinicalbert": 28_996, "bert-base-uncased": 30_522}
@@ -224,6 +225,7 @@ def load_tokenizer(folder: str | Path, max_tokens: int) -> TransformersTokenizer
     """A transformers tokenizer from a local folder."""
     from transformers import AutoTokenizer
 
+    refuse_large_tokenizer(Path(folder))
     return TransformersTokenizer(
         AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False), max_tokens
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,8 @@ def metrics(runs: Statuses) -> str:
 def served(read: Callable[[], Statuses], port: int, every: int) -> HTTPServer:
     """A server of the page, which reads again when it is asked; browsers ask ``every`` so many seconds.
 
+    Each connection has a thread: one on which nobody asks, for the seconds until it is closed, holds up nobody else.
+
     Raises PageError for a port that is in use or not allowed.
     """
     pages = {"/": (page, "text/html; charset=utf-8"), "/metrics": (metrics, "text/plain; version=0.0.4; charset=utf-8")}
@@ -117,7 +119,7 @@ def served(read: Callable[[], Statuses], port: int, every: int) -> HTTPServer:
         def log_message(self, *_: object) -> None:
             """Nothing: the terminal is the operator's."""
 
-    server = HTTPServer((LOOPBACK, port), Answers, bind_and_activate=False)
+    server = ThreadingHTTPServer((LOOPBACK, port), Answers, bind_and_activate=False)
     server.socket.close()
     server.socket = listening(LOOPBACK, port)
     server.server_address = server.socket.getsockname()

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.core.checkpoint import save_json
-from fedvlp.models.dual_encoder import WEIGHTS, DualEncoder
+from fedvlp.models.dual_encoder import DualEncoder
+from fedvlp.models.serialization import WEIGHTS
 from fedvlp.models.tiny import HashTokenizer
 from fedvlp.models.use import evaluating
 
