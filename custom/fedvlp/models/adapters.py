@@ -7,6 +7,9 @@ The tensors of a frozen tower are no part of a model's State, so they neither tr
 every site reads them from the weights that the model starts from, whose checksum the experiment holds. Where every
 layer has an adapter, what is no matrix (norms, biases, positions) is trained as it is, and travels.
 
+A and B are averaged apart, and the mean of B times the mean of A is not the mean of B A: where sites are unlike, a part
+of what they have learned is lost.
+
 With private adapters every adapted layer has a second one, which stays at its site (``image_private.``,
 ``text_private.``; core/norm_statistics.py), so that the shared one learns what all sites have in common, as in
 Med-DualLoRA.
