@@ -148,7 +148,7 @@ sbom: $(VENV)/tools
 	$(BIN)/python -W ignore -m cyclonedx_py environment $(VALIDATE) --pyproject pyproject.toml --output-reproducible -o build/sbom.json $(ENVIRONMENT)/bin/python
 
 bench: $(VENV)/tools
-	for program in orchestration aggregation ablation start dro_weights retrieval neighbours distortion training pipeline creamfl_teachers sampled_contrast car_mfl kills bytes server_memory encryption privacy poisoned; do $(BIN)/python studies/programs/$$program.py || exit 1; done
+	for program in orchestration aggregation ablation start dro_weights retrieval neighbours distortion training pipeline creamfl_teachers sampled_contrast car_mfl bytes server_memory encryption privacy poisoned; do $(BIN)/python studies/programs/$$program.py || exit 1; done
 
 clean:
 	rm -rf build runs $(VENV)

@@ -414,6 +414,9 @@ def _texts(figures: Figures) -> Row:
 GONE = {"args.wire.args.difference": "false", "args.wire.args.skip_unchanged": "false"}
 """Settings that there are no longer, with the value that is how it is now: tables of before are read all the same."""
 
+OTHERWISE = {"args.partition.args.retrieve": {"false": "0", "true": "1"}}
+"""Settings whose values were written otherwise in tables of before, and how they are now."""
+
 OF_CELL = "of the cell"
 """In place of the seed of a cell, and of its name: settings that are one line for all seeds."""
 
@@ -443,6 +446,7 @@ def nested(row: Row, method: str, seed: int) -> dict[str, Any]:
     for key, text in row.items():
         if GONE.get(key) == text:
             continue
+        text = OTHERWISE.get(key, {}).get(text, text)
         *groups, name = key.split(".")
         group_of = config
         for group in groups:

@@ -5,7 +5,7 @@
 ``rounds``: three times as many. ``long``: six times as many, the model evaluated after every eighth. ``steps``: twice
 as many of the encoders in a round. ``moments``: AdamW's stay at a site between phases. ``seldom``: FedDRA's align phase
 in every fourth round only. ``start``: from the encoders in ``--start``, by default those of
-`fedvlp pretrain runs/start --set rounds.seed=1 --set data.seed=1001`. Under each condition FedAvg has as many full-rate
+`fedvlp simulate tiny-pool --set rounds.seed=1 --set data.seed=1001`. Under each condition FedAvg has as many full-rate
 steps of the encoders, or as many steps in all; the first line is the ledger's own. Recall of the test split in percent,
 the mean of both directions and of all sites, and the worst site; the differences with their 95 % interval (Student's t
 over seeds). Then the same of the validation split, by round: whether the models still learn, and whether a difference
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--method", choices=METHODS, default="feddra")
     parser.add_argument("--cohort", choices=["label-skew", "scanner-shift"], default="label-skew")
     parser.add_argument("--vary", nargs="+", choices=list(conditions("")), default=["rounds", "moments"])
-    parser.add_argument("--start", default="runs/start", help="folder of the other encoders")
+    parser.add_argument("--start", default="runs/tiny-pool/001", help="folder of the other encoders")
     options = parser.parse_args()
     if "start" in options.vary and not Path(options.start).is_dir():
         parser.error(f"there are no encoders in {options.start}; --help says how to make them")

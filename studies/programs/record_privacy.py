@@ -4,12 +4,12 @@
 
 FedAvg's demo with layer normalisation. Record: DP-SGD (training/dp_sgd.py), epsilon for one image-text pair, of the
 site with fewest records. Site: each update clipped to the length 2.5 and noised (ClipAndNoise), epsilon for a site's
-whole data set. Site, shared: the same epsilon for the sum alone, each of the sites adding a share of the noise as
-NoiseAndEncrypt does (flare/noise_shares.py; here without the encryption), where a round needs all sites but one and one
-of these reads the sum. From four starts: the shipped encoders frozen, with one linear layer each to train, for which
-each record goes through them once; the same with random towers; all weights from the shipped encoders; all weights from
-random ones (for single records twenty minutes a run on a CPU). R@1 on the test records in percent, mean over sites and
-of the worst, with the deviation over seeds. Delta 1e-5.
+whole data set. Site, shared: the same epsilon for the sum alone, each of the sites adding a share of the noise, as
+under an encryption of the sum, where a round needs all sites but one and one of these reads the sum. From four
+starts: the shipped encoders frozen, with one linear layer each to train, for which each record goes through them
+once; the same with random towers; all weights from the shipped encoders; all weights from random ones (for single
+records twenty minutes a run on a CPU). R@1 on the test records in percent, mean over sites and of the worst, with the
+deviation over seeds. Delta 1e-5.
 """
 
 from __future__ import annotations

@@ -121,3 +121,26 @@ def test_a_cache_of_other_films_does_not_ask_for_decoders(tmp_path: Path, monkey
     monkeypatch.setattr(images, "decoders", lambda: ["another"])
     monkeypatch.setattr(images, "decode_stored", lambda *given: pytest.fail("decoded again"))
     read(tmp_path, files)
+
+
+def test_an_error_that_no_reader_has_foreseen_costs_one_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One of the machine ends the reading: all images would fail alike."""
+    for error in (ValueError("too many values to unpack"), IndexError(), KeyError("canary"), ZeroDivisionError()):
+
+        def fails(*_: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(images, "decode_stored", fails)
+        assert (
+            images.film(tmp_path / "a.dcm", 16, "header") == f"an image that cannot be decoded ({type(error).__name__})"
+        )
+    for error in (OSError(), MemoryError(), ImportError(), ImageAccessError()):
+
+        def stops(*_: object, error: BaseException = error) -> None:
+            raise error
+
+        monkeypatch.setattr(images, "decode_stored", stops)
+        with pytest.raises(type(error)):
+            images.film(tmp_path / "a.dcm", 16, "header")
+    with pytest.raises(ValueError, match="image_size must be at least 8 pixels, got 7"):
+        images.films("table", ["a"], [tmp_path / "a.png"], 7, None, SERIAL, "header")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedvlp.data.labels import CHEXPERT, NIH, OPENI, by_name, from_terms, names_of
+from fedvlp.data.labels import CHEXPERT, COLLECTIONS, NIH, OPENI, by_name, common_findings, folded, from_terms, names_of
 
 nan = np.nan
 
@@ -44,3 +44,16 @@ def test_names_of() -> None:
     assert names_of(" Edema, Pleural Effusion,") == names_of(("Edema", "Pleural Effusion"))
     with pytest.raises(ValueError, match="1 of 2 names are repeated"):
         names_of("Edema,Edema")
+
+
+def test_each_collections_words_are_in_the_table_of_common_findings() -> None:
+    """Whatever their case and the signs between their parts; a word with two meanings is under both."""
+    words = common_findings()
+    for terms in COLLECTIONS.values():
+        assert set(terms) <= set(CHEXPERT)
+        assert all(name in words[folded(word)] for name, of_name in terms.items() for word in of_name)
+    for word in ("Infiltration", "lung-opacity", "Lung_Opacity", "LUNG OPACITY", "infiltrate"):
+        assert words[folded(word)] == ("Lung Opacity",)
+    assert words["hydropneumothorax"] == ("Pneumothorax", "Pleural Effusion")
+    assert "hernia" not in words
+    assert common_findings({"Effusion": "", "Hernia": "Lung Lesion"})["effusion"] == ()

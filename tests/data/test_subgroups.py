@@ -13,7 +13,7 @@ from support.probing import cohort
 
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.subgroups import age_band, table_of
+from fedvlp.data.subgroups import READ, SEX, age_band, table_of, view_of
 
 
 def test_ages_are_bands_of_twenty_years() -> None:
@@ -101,11 +101,11 @@ def test_a_column_with_a_value_for_each_person_is_no_subgroup(tmp_path: Path) ->
 
 def test_a_column_of_views_needs_no_naming_and_is_called_view(tmp_path: Path) -> None:
     """Whatever its name, so that the sites of a run have one subgroup of views; "" leaves it out."""
-    path = write(tmp_path, "Projektion,VIEW", ["a.p.,AP", "p.a.,PA", ",lateral"])
+    path = write(tmp_path, "Projektion,VIEW", ["schräg,AP", "a.p.,PA", ",lateral"])
     assert TableSource(path=path, burned_in="header").build().subgroup("view").tolist() == ["AP", "PA", "lateral"]
     named = TableSource(path=path, burned_in="header", view_column="Projektion", subgroup_columns="Projektion").build()
     assert named.subgroup_names == ("view",)
-    assert named.subgroup("view").tolist() == ["a.p.", "p.a.", ""]
+    assert named.subgroup("view").tolist() == ["schräg", "AP", ""]
     assert TableSource(path=path, burned_in="header", view_column="").build().subgroup_names == ()
 
 
@@ -115,3 +115,26 @@ def test_a_padded_age_is_read_in_time_proportional_to_it() -> None:
     assert age_band("47" + " " * 50_000 + "years") == "40-59"
     assert age_band("47" + " " * 50_000 + "!") == ""
     assert time.process_time() - start < 0.5
+
+
+def test_sexes_and_views_of_several_languages_meet() -> None:
+    sexes = ["F", "female", "Frau", "weiblich", "W", "Mujer", "femenino", "femme", "féminin", "donna", "vrouw"]
+    assert {SEX_OF(word) for word in sexes} == {"F"}
+    assert {
+        SEX_OF(word) for word in ["M", "male", "männlich", "maennlich", "H", "hombre", "homme", "masculin", "uomo"]
+    } == {"M"}
+    assert [SEX_OF(word) for word in ("0", "D", "unbekannt", "")] == ["0", "D", "", ""]
+    assert {view_of(word) for word in ("PA", "p.a.", "P. A.", "postero-anterior", "PosteroAnterior")} == {"PA"}
+    assert {view_of(word) for word in ("AP", "ap liegend", "AP_horizontal", "antero-posterior", "AP portable")} == {
+        "AP"
+    }
+    assert {view_of(word) for word in ("L", "LL", "LAT", "lateral", "seitlich", "profil")} == {"lateral"}
+    assert [view_of(word) for word in ("COSTAL", "oblique")] == ["ribs", "oblique"]
+
+
+def test_ages_in_other_languages_are_ages() -> None:
+    ages = ("45 a\u00f1os", "45 ans", "45 Jahre", "45 anni", "6 meses", "1956")
+    assert list(map(age_band, ages)) == ["40-59", "40-59", "40-59", "40-59", "0-19", ""]
+
+
+SEX_OF = READ[SEX]

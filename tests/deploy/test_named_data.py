@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from support.cases import cases
 from support.toy import same_bytes
 
+from fedvlp.core.types import MODALITIES
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cases import FINDINGS
@@ -27,7 +29,7 @@ from fedvlp.flare.jobs import job_files
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly, public_id
 from fedvlp.run.config import override
-from fedvlp.run.experiment import Experiment
+from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.fitting import for_sites, undealt
 from fedvlp.run.site_sources import SiteSources
 
@@ -226,3 +228,60 @@ def test_a_site_that_runs_a_preset_runs_it_on_its_own_records(preset: str) -> No
     ):
         with pytest.raises(EnvelopeError):
             Envelope(presets=(preset,)).admit(changed)
+
+
+# A public set of reports alone
+def words(folder: Path, lost: int = 0) -> Path:
+    """The local folder of a machine that lists public reports without images, and images without reports of its own."""
+    local = kit(folder, own=2, films_alone=True)
+    with (folder / "data/openi/pairs.csv").open(encoding="utf-8", newline="") as file:
+        rows = [{name: cell for name, cell in row.items() if name != "image"} for row in csv.DictReader(file)]
+    (folder / "data/words").mkdir()
+    with (folder / "data/words/reports.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows[: len(rows) - lost])
+    settings = json.loads((local / "fedvlp.json").read_text(encoding="utf-8"))
+    entry = {
+        "source": "table",
+        "path": "reports.csv",
+        "root": "words",
+        "image_column": "",
+        "label_columns": [*FINDINGS],
+    }
+    settings["data"]["words"] = entry
+    settings["public"].append("words")
+    (local / "fedvlp.json").write_text(json.dumps(settings), encoding="utf-8")
+    return local
+
+
+def test_a_public_set_of_reports_alone_gives_reports_to_the_images_of_each_site(tmp_path: Path) -> None:
+    """The same list wherever its file lies; a machine with another list is found by the hash of the ids."""
+    data = NamedData("pretrain", SIDE, public="words")
+    given = replace(asked("one-round-cca", (FILMS,), data), partition=Partition(retrieve=1))
+    here, there, other = (
+        at_site(given, FILMS, words(tmp_path / name, lost)) for name, lost in (("a", 0), ("b", 0), ("c", 1))
+    )
+    cohort = cohort_of(here)
+    public = np.asarray(cohort.sites) == PUBLIC
+    assert cohort.has_report()[public].all()
+    assert not cohort.has_image()[public].any()
+    rows = cohort.rows("train", FILMS)
+    assert cohort.has_image()[rows].all()
+    assert cohort.has_report()[rows].all()
+    assert {name for row in rows for name in (cohort.report_from or ())[row]} <= set(
+        np.asarray(cohort.ids)[public].tolist()
+    )
+    assert not cohort.has_report()[cohort.rows("test", FILMS)].any(), "held-out images are judged without them"
+    assert public_id(cohort_of(there)) == public_id(cohort) != public_id(cohort_of(other))
+    job_files(given, sites=(FILMS,))
+    client = Assembly(here, accept_phi_risk=True).client(FILMS, Assembly(here, accept_phi_risk=True).data(FILMS))
+    assert client.modalities == MODALITIES
+
+
+def test_a_data_set_that_is_not_listed_as_public_gives_no_report(tmp_path: Path) -> None:
+    local = words(tmp_path)
+    settings = json.loads((local / "fedvlp.json").read_text(encoding="utf-8"))
+    (local / "fedvlp.json").write_text(json.dumps({**settings, "public": ["openi"]}), encoding="utf-8")
+    with pytest.raises(SiteConfigError, match="offers no public set 'words'"):
+        at_site(asked("one-round-cca", (FILMS,), NamedData("pretrain", SIDE, public="words")), FILMS, local)

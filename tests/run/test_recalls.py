@@ -118,6 +118,55 @@ def test_the_worst_sites_gain_is_between_two_sites_where_another_is_the_worst() 
     assert gain == of_worst(drawn[TRAINED] - drawn[INITIAL], -100.0)
 
 
+def test_a_worst_site_that_falls_loses_what_it_lost() -> None:
+    """Initial 80 and 70, trained 30 and 60, without a spread: the worst falls from 70 to 30, and no bound is 0."""
+    hits = {
+        INITIAL: {"a": np.full(8, 80.0), "b": np.full(8, 70.0)},
+        TRAINED: {"a": np.full(8, 30.0), "b": np.full(8, 60.0)},
+    }
+    bootstrap = Bootstrap({site: [f"{site}{n}" for n in range(8)] for site in "ab"}, draws=50)
+    rows = list(recalls._lines(bootstrap, hits, names.WHOLE_SET, 1, {"a": 8, "b": 8}))
+    gains = {row.over + row.site: row.recall for row in rows if row.figure == GAIN}
+    fell = {name: (gain.value, gain.low, gain.high) for name, gain in gains.items()}
+    worst, average = fell[names.WORST], fell[names.AVERAGE]
+    assert worst == (-40, -40, -40)
+    assert average == (-30, -30, -30)
+    assert fell[f"{SITE}a"] == (-50, -50, -50)
+
+
+def test_a_batch_has_the_patients_of_its_own_records(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 36 test records 32 are in a batch: the first, whose patients are resampled, and not the last."""
+    given: list[dict[str, list[str]]] = []
+    made = recalls.Bootstrap
+
+    def noted(patients: dict[str, list[str]]) -> Bootstrap:
+        given.append(patients)
+        return made(patients)
+
+    monkeypatch.setattr(recalls, "Bootstrap", noted)
+    run = recalls.FinishedRun(folder, "run")
+    for site, of_site in run.patients.items():
+        run.patients[site] = [f"{site}-{number}" for number in range(len(of_site))]
+    recalls.measure(folder, run)
+    batch, whole = given
+    assert batch == {site: [f"{site}-{number}" for number in range(32)] for site in SITES}
+    assert whole == run.patients
+
+
+def test_the_start_of_sites_with_own_models_is_the_initial_model(tmp_path: Path) -> None:
+    """Sites that train alone: what each measured in round 0, and not what its own model reaches at the end."""
+    experiment = replace(BASE, name="local", method=Local(local_steps=6), training=replace(BASE.training, lr=0.05))
+    alone = RunFolder.create(tmp_path, experiment)
+    first, *_, last = simulate(experiment, alone)
+    recalls.measure(alone)
+    rows = recalls.read(alone)
+    for figure, record in ((INITIAL, first), (TRAINED, last)):
+        for site, metrics in by_site(record).items():
+            own = one(rows, figure, SITE, site, names.WHOLE_SET, 5)
+            assert own.recall.value == pytest.approx(metrics[names.recall("test", 5, names.WHOLE_SET)])
+    assert one(rows, GAIN, SITE, "site-1", names.WHOLE_SET, 5).recall.value != 0
+
+
 def test_all_records_together_beside_the_source_oracle(rows: list[Recall]) -> None:
     """N pairs in all, n of them at a site: chance is 100 / N; who knows the site has 100 / n, in the mean 200 / N."""
     together = one(rows, TRAINED, TOGETHER, "", names.WHOLE_SET, 1)

@@ -25,6 +25,7 @@ from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import save_initial
 from fedvlp.run import cells, plugins, presets
 from fedvlp.run.cells import DONE, FILED, HERE, finished
+from fedvlp.run.config import from_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.site_sources import SiteSources
@@ -467,3 +468,13 @@ def test_cells_side_by_side_share_the_visible_gpus_in_turn(monkeypatch: pytest.M
     monkeypatch.setenv("LOCAL_RANK", "5")
     cells._begin(os.getpid(), (), begun)
     assert os.environ["LOCAL_RANK"] == "5", "torchrun has chosen"
+
+
+def test_every_cell_that_is_filed_can_still_be_read() -> None:
+    """A setting that is renamed, goes or changes its type would have all cells run again: hours, with one line each."""
+    folder = Path(results.__file__).parents[1] / "results"
+    for table in sorted(folder.glob("*.csv")):
+        filed = CellResults(folder, table.stem) if "method" in table.read_text().partition("\n")[0].split(",") else None
+        for method, seed in filed.cells if filed else ():
+            row = filed.cells[method, seed]  # type: ignore[union-attr]
+            from_config(nested(filed.settings[row["settings"]], method, seed))  # type: ignore[union-attr]

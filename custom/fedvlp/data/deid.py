@@ -2,7 +2,7 @@
 
 The patterns follow the identifiers of the HIPAA Safe Harbor list (45 CFR 164.514(b)(2)) that occur in radiology
 reports. This is a gate and no de-identification: it misses identifiers without a typical form, e.g. a surname without a
-title (studies/programs/identifiers.py measures what it misses). Only a person can decide that reports are safe.
+title (studies/results/programs.csv has what it misses). Only a person can decide that reports are safe.
 """
 
 from __future__ import annotations

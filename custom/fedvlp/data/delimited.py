@@ -9,6 +9,7 @@ import codecs
 import csv
 import io
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -80,8 +81,8 @@ def read(raw: bytes, wanted: Collection[str], encoding: str = "", delimiter: str
         raise ValueError(f"table source: data.delimiter is {mark!r}; expected one character")
     lines = rows(io.StringIO(text, newline=""), "table source", mark, first=1 + bool(above) + titles)
     lines = _within(lines)
-    columns = [name.strip() for name in lines[0]] if lines else []
-    if repeated := _repeated(columns):
+    columns = [visible(name) for name in lines[0]] if lines else []
+    if repeated := _repeated(columns, wanted):
         raise ValueError(
             f"table source: column {', '.join(map(str, repeated[:SHOWN]))} of the table has the name of one before it; "
             "rename it in the first line, or take it out"
@@ -104,7 +105,7 @@ def _below_title(text: str, wanted: Collection[str], delimiter: str) -> tuple[st
     lines = io.StringIO(text, newline="")
     first = [lines.readline() for _ in range(MOST_ABOVE + 1)]
     for mark in [delimiter] if len(delimiter) == 1 else DELIMITERS:
-        cells = [[cell.strip() for cell in _cells(line, mark)] for line in first]
+        cells = [[visible(cell) for cell in _cells(line, mark)] for line in first]
         has = [len(names & set(map(str.casefold, line))) >= min(2, len(names)) for line in cells]
         if not names or True not in has:
             continue
@@ -123,10 +124,21 @@ def _cells(line: str, mark: str) -> list[str]:
         return []
 
 
-def _repeated(columns: list[str]) -> list[int]:
-    """The numbers, from 1, of the columns that have the name of one before them."""
+def visible(name: str) -> str:
+    """The name of a column as a person reads it: without byte order marks, blanks of no width and other such signs."""
+    seen = "".join(letter for letter in name if unicodedata.category(letter) not in ("Cf", "Cc") or letter.isspace())
+    return " ".join(seen.split())
+
+
+def _repeated(columns: list[str], wanted: Collection[str]) -> list[int]:
+    """The numbers, from 1, of the columns with the name of a ``wanted`` one before them, whatever its case.
+
+    Nothing is read of the others, such as an index that was written twice.
+    """
+    named = {name.casefold() for name in wanted}
     first: dict[str, int] = {}
-    return [number for number, name in enumerate(columns, start=1) if first.setdefault(name, number) != number]
+    repeated = [number for number, name in enumerate(columns, start=1) if first.setdefault(name, number) != number]
+    return [number for number in repeated if columns[number - 1].casefold() in named]
 
 
 def _within(lines: list[list[str]]) -> list[list[str]]:
@@ -245,7 +257,7 @@ def _delimiter(text: str, wanted: Collection[str]) -> str:
     first = io.StringIO(text, newline="").readline(csv.field_size_limit())  # at most what a cell may have
     score = {}
     for mark in DELIMITERS:
-        cells = [cell.strip().casefold() for cell in next(csv.reader([first], delimiter=mark), [])]
+        cells = [visible(cell).casefold() for cell in next(csv.reader([first], delimiter=mark), [])]
         score[mark] = (len(names & set(cells)), len(cells))
     best = max(score.values())
     marks = [mark for mark, reached in score.items() if reached == best]

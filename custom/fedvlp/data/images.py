@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import unicodedata
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from functools import partial
-from itertools import chain
+from itertools import chain, filterfalse
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING
 
@@ -34,8 +36,25 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".dcm", ".dicom")
 """Those of image files that a name may lack."""
 
+BESIDE = ("__MACOSX", "System Volume Information", "lost+found", "Thumbs.db", "desktop.ini", "RECYCLER")
+"""What systems lay beside the files of a folder, with names of no special first letter."""
+
 NO_NAME, OUTSIDE, MISSING = "no image name", "image outside the root", "missing image"
 SEVERAL = "several images of this name, but for case or suffix"
+
+
+def is_beside(path: Path) -> bool:
+    """Whether a Mac, a NAS or a recycle bin has put a file or folder of this name beside those of a data set."""
+    return path.name.startswith((".", "@", "#", "$", "~")) or path.name in BESIDE
+
+
+def files_below(root: Path, pattern: str = "*") -> list[Path]:
+    """The files below ``root`` whose name fits the ``pattern``, sorted, without those that nobody put there."""
+    files = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if not is_beside(Path(name))]
+        files += [Path(folder, name) for name in names if not is_beside(Path(name)) and fnmatchcase(name, pattern)]
+    return sorted(files)
 
 
 class ImageNames:
@@ -89,7 +108,7 @@ class ImageNames:
         """What ``folder`` holds: folded name, of images also without suffix -> names. It is read once."""
         if folder not in self._listings:
             names: dict[str, list[str]] = {}
-            for path in folder.iterdir() if folder.is_dir() else ():
+            for path in filterfalse(is_beside, folder.iterdir() if folder.is_dir() else ()):
                 bare = [path.stem] if path.suffix.lower() in SUFFIXES else []
                 for known in chain([path.name], bare):
                     names.setdefault(_folded(known), []).append(path.name)
@@ -106,6 +125,9 @@ log = logging.getLogger(__name__)
 
 PLAIN = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
 """Suffixes of files that need no decoder but Pillow."""
+
+SMALLEST = 8
+"""Pixels of the side of a decoded square, at least."""
 
 LARGE = 2 * 2**30
 """Bytes of decoded images above which a source without a cache warns: every process would hold them in memory."""
@@ -126,8 +148,8 @@ def decode(path: Path, image_size: int, burned_in: bool = False, colour: bool = 
 
 def decode_stored(path: Path, image_size: int, burned_in: bool = False, colour: bool = False) -> tuple[np.ndarray, str]:
     """``decode``, and how the file stores the image (``radiograph.read_stored``)."""
-    if image_size < 8:
-        raise ValueError(f"decode: image_size must be at least 8 pixels, got {image_size}")
+    if image_size < SMALLEST:
+        raise ValueError(f"decode: image_size must be at least {SMALLEST} pixels, got {image_size}")
     image, stored = read_stored(path, image_size, burned_in, colour)
     return square(image, image_size), stored
 
@@ -184,6 +206,10 @@ def film(file: Path, size: int, burned_in: str, colour: bool = False) -> tuple[n
                 "an image has gone since the data set was listed; see that its disk or share is there, and run again"
             ) from None
         return error.reason
+    except (ImageAccessError, OSError, ImportError, MemoryError):
+        raise  # of the machine: other images would fail alike
+    except Exception as error:  # a file that no reader has foreseen costs its row, and no other
+        return f"an image that cannot be decoded ({type(error).__name__})"
 
 
 def films(
@@ -205,6 +231,8 @@ def films(
     decodes in memory at first use. Errors are those of ``cached_images`` and ``film``.
     """
     check_choice(burned_in)
+    if size < SMALLEST:
+        raise ValueError(f"{source} source: image_size must be at least {SMALLEST} pixels, got {size}")
     shape = shape_of(size, colour)
     needed = len(files) * math.prod(shape)
     if not cache and needed > LARGE:

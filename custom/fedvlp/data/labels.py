@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -22,6 +24,7 @@ NIH: Terms = {
     "No Finding": ("No Finding",),
     "Cardiomegaly": ("Cardiomegaly",),
     "Lung Lesion": ("Mass", "Nodule"),
+    "Lung Opacity": ("Infiltration",),
     "Edema": ("Edema",),
     "Consolidation": ("Consolidation",),
     "Pneumonia": ("Pneumonia",),
@@ -30,7 +33,7 @@ NIH: Terms = {
     "Pleural Effusion": ("Effusion",),
     "Pleural Other": ("Pleural_Thickening",),
 }
-"""The finding labels of NIH ChestX-ray14; Infiltration, Emphysema, Fibrosis and Hernia have no common name."""
+"""The finding labels of NIH ChestX-ray14; Emphysema, Fibrosis and Hernia have no common name."""
 
 OPENI: Terms = {
     "No Finding": ("normal",),
@@ -105,6 +108,58 @@ VINDR: Terms = {
 }
 """VinDr-CXR's classes, as its tables and its boxes have them."""
 
+SPOKEN: Terms = {  # what people and labellers of reports write, beside the names themselves
+    "No Finding": ("normal", "no findings", "no abnormality", "healthy", "unremarkable", "no acute findings"),
+    "Cardiomegaly": ("enlarged heart", "cardiac enlargement"),
+    "Lung Opacity": ("opacity", "airspace opacity", "lung opacities"),
+    "Lung Lesion": ("nodule", "mass", "lung nodule", "lung mass", "pulmonary nodule"),
+    "Edema": ("oedema", "pulmonary oedema", "lung edema", "chf"),
+    "Consolidation": ("consolidations",),
+    "Pneumonia": ("pneumonias",),
+    "Atelectasis": ("atelectases", "collapse"),
+    "Pneumothorax": ("ptx",),
+    "Pleural Effusion": ("effusion", "pleural effusions", "pleural fluid"),
+    "Fracture": ("rib fractures", "fractures"),
+    "Support Devices": ("support device", "devices", "lines and tubes", "lines/tubes"),
+}
+
+COLLECTIONS: dict[str, Terms] = {
+    "chexpert": {name: (name,) for name in CHEXPERT},
+    "nih_cxr14": NIH,
+    "openi": OPENI,
+    "padchest": PADCHEST,
+    "vindr_cxr": VINDR,
+    "tables": SPOKEN,
+}
+"""The table of common findings: collection -> CheXpert's name -> the collection's words for it."""
+
+
+def folded(word: str) -> str:
+    """A word for a finding in small letters, with one blank for every other sign between its parts."""
+    return " ".join(re.split(r"[^\w/]+|_", word.casefold())).strip()
+
+
+def common_findings(own: Mapping[str, str] = MappingProxyType({})) -> dict[str, tuple[str, ...]]:
+    """Each known word, ``folded`` -> its common findings, by all collections; ``own`` words outrank them.
+
+    A word with several is under each of them ("hydropneumothorax"). Raises ValueError for an own word's finding that is
+    no common one.
+    """
+    if strange := sorted({name for name in own.values() if name and name not in CHEXPERT}):
+        raise ValueError(
+            f"label_words: {', '.join(map(repr, strange))} is no common finding; they are {', '.join(CHEXPERT)}"
+        )
+    words: dict[str, list[str]] = {}
+    for terms in COLLECTIONS.values():
+        for name, of_name in terms.items():
+            for word in of_name:
+                known = words.setdefault(folded(word), [])
+                known += [name] if name not in known else []
+    meanings = {word: tuple(names) for word, names in words.items()}
+    meanings.update({folded(word): (name,) if name else () for word, name in own.items()})
+    return meanings
+
+
 ONE_CLASS = "none"
 """A separator that parts nothing: a cell is one class, whatever is in it."""
 
@@ -112,10 +167,25 @@ _BETWEEN = re.compile(r"[^\w .()\[\]{}'\"-]")  # what may stand between two find
 _AROUND = " \t\r\n[]{}'\""  # what is written around a list, and around each of its parts
 
 
+def listed_in(cell: str) -> list[str] | None:
+    """The findings in a cell that is a list of Python's or JSON's, as "['Edema', 'Effusion']"; None for any other."""
+    if not (cell.startswith("[") and cell.endswith("]")):
+        return None
+    try:
+        items = ast.literal_eval(cell)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return [name for item in items if (name := item.strip())] if all(isinstance(item, str) for item in items) else None
+
+
 def findings_in(cell: str, separator: str) -> list[str]:
-    """The findings in a cell, without the marks of a list as in "['Edema', 'Effusion']"; one, for ``ONE_CLASS``."""
-    if separator == ONE_CLASS:
-        return [cell]
+    """The findings in a cell, without the marks of a list as in "[Edema, Effusion]".
+
+    Without a separator these are one, unless the cell is a list; for ``ONE_CLASS`` they are one whatever it is.
+    """
+    listed = None if separator == ONE_CLASS else listed_in(cell)
+    if listed is not None or separator in ("", ONE_CLASS):
+        return [cell] if listed is None else listed
     return [name for piece in cell.split(separator) if (name := piece.strip(_AROUND))]
 
 
@@ -124,7 +194,7 @@ def separator_of(cells: Collection[str], classes: Collection[str] = ()) -> str:
 
     That is: another cell has it too, alone or among others, or it is one of the ``classes``.
     """
-    distinct = {cell.casefold() for cell in cells}
+    distinct = {cell.casefold() for cell in cells if len(listed_in(cell) or ()) < 2}
     known = {name.casefold() for name in classes}
     more = Counter[str]()  # mark -> twice the findings that recur less all, of the cells that it splits
     for mark in set(_BETWEEN.findall("".join(distinct - known))):

@@ -112,6 +112,39 @@ def normalised(name: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
+_TRANSLITERATED = str.maketrans(
+    {"\u00e4": "ae", "\u00f6": "oe", "\u00fc": "ue", "\u00f8": "oe", "\u00e5": "aa", "\u00e6": "ae"}
+)
+_NOT_IN_A_FOLDER = re.compile(r"[^\w.-]+")  # of a site, whose name is also a folder's
+
+
+NO_SITES = ("server", "pooled")
+"""Names that a run has for others than sites."""
+
+
+def one_spelling(names: Sequence[str], known: Sequence[str] = ()) -> dict[str, str]:
+    """Each name of a site -> how it is called: one name for K\u00f6ln, k\u00f6ln and KOELN, which a folder can have.
+
+    Signs that no folder's name should have become "-"; "" where nothing is left of a name. ``known`` names are called
+    as they are. Of several spellings the commonest is taken, one with accents before one without.
+    """
+    called: dict[str, str] = {}
+    counts = Counter(names)
+    order = sorted(counts, key=lambda name: (name not in known, name.isascii(), -counts[name], name))
+    spelled: dict[str, str] = {}  # form of a name -> what it is called
+    for name in [*known, *order]:
+        folded = normalised(name)
+        bare = "".join(letter for letter in unicodedata.normalize("NFKD", folded) if not unicodedata.combining(letter))
+        forms = [_NOT_IN_A_FOLDER.sub("-", form) for form in (folded, folded.translate(_TRANSLITERATED), bare)]
+        own = _NOT_IN_A_FOLDER.sub("-", " ".join(unicodedata.normalize("NFC", name).split())).strip("-.")
+        own = own if any(map(str.isalnum, own)) else ""
+        own = f"{own}-site" if own.casefold() in NO_SITES else own
+        called[name] = next((spelled[form] for form in forms if form in spelled), own)
+        for form in forms:
+            spelled.setdefault(form, called[name])
+    return {name: called[name] for name in counts}
+
+
 def mangled(names: Sequence[str]) -> int:
     """How many of the N ``names`` a spreadsheet has put something in the place of, that others of them have as well.
 

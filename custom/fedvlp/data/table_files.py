@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedvlp.data.images import is_beside
+
 _SAVE = "save it as CSV (UTF-8)"
 _EXPORT = "export the table as CSV (UTF-8)"
 NAMED = (
@@ -94,13 +96,18 @@ def _of_zip(raw: bytes) -> bytes:
                 raise _refused("an Excel workbook", _SAVE)
             if "mimetype" in names and "content.xml" in names:
                 raise _refused("an OpenDocument spreadsheet or text", _SAVE)
-            tables = [name for name in names if name[-1] != "/" and not name.startswith("__MACOSX/")]
-            tables = [name for name in tables if Path(name).suffix.lower() in (".csv", ".tsv", ".txt")]
+            tables = [name for name in names if Path(name).suffix.lower() in (".csv", ".tsv", ".txt")]
+            tables = [name for name in tables if name[-1] != "/" and not any(map(is_beside, parts_of(name)))]
             if len(tables) != 1:
                 raise _refused(f"an archive with {len(tables)} tables", "unpack it, and give the table in it")
             return archive.read(tables[0])
     except _DAMAGE:
         raise _refused("a damaged archive, or one with a password", "unpack it, and give the table in it") from None
+
+
+def parts_of(name: str) -> list[Path]:
+    """The folders of a file in an archive, and the file."""
+    return [Path(step) for step in Path(name).parts]
 
 
 def _of_parquet(raw: bytes) -> tuple[list[str], Iterable[Sequence[Any]]]:

@@ -21,6 +21,7 @@ from fedvlp.data.cohort import PUBLIC, SPLITS, Cohort, NoRecordsError, digest
 from fedvlp.data.deid import Accepted, refuse_phi
 from fedvlp.data.loader import SiteData
 from fedvlp.data.partition import dirichlet_partition, published_columns
+from fedvlp.data.record_ids import one_spelling
 from fedvlp.data.report_imputation import retrieve_reports
 from fedvlp.data.screening import Summary, kept_tokens, screen
 from fedvlp.evaluation.classification import Classification
@@ -405,7 +406,11 @@ def refuse_strangers(experiment: Experiment, sites: Sequence[str]) -> None:
 def refuse_no_folder(name: str) -> None:
     """Raises ValueError for a site's name that cannot be a folder's, as a table may have it."""
     if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name):
-        raise ValueError("a site's name is also a folder's: it may hold letters, digits, '.', '_' and '-' only")
+        (called,) = one_spelling([name]).values()
+        raise ValueError(
+            f"site {name!r}: a site's name is also a folder's, and may hold letters, digits, '.', '_' and '-' only"
+            + (f"; call it {called}" if called else "")
+        )
 
 
 def refuse_other_labels(experiment: Experiment, cohort: Cohort) -> None:

@@ -13,13 +13,18 @@ from support.published import chexpert_row, openi_reports
 from support.published import film as picture
 
 from fedvlp.data.cohort import Cohort
-from fedvlp.data.labels import CHEXPERT
+from fedvlp.data.labels import CHEXPERT, common_findings, folded
 from fedvlp.data.sources.openi import OpenISource, parse
 from fedvlp.data.sources.tabular import CheXpertSource, NIHSource
 
 TABLES = Path(__file__).parents[3].parent / "shared" / "data" / "real-tables"
 FIVE = ("Pneumonia", "No Finding", "Fracture", "Edema", "Pleural Effusion")
 nan = np.nan
+AGREED = {
+    "Atelectasis", "Cardiomegaly", "Consolidation", "Fracture", "Pleural Effusion", "Pneumonia", "Pneumothorax",
+    "Support Devices",
+}  # fmt: skip
+"""Findings of Open-i on which its MeSH headings and a labeller of the reports hardly differ."""
 
 
 def real(name: str) -> str:
@@ -280,6 +285,32 @@ def test_the_real_nih_table() -> None:
     cohort = NIHSource(real("Data_Entry_2017_v2020.csv.gz")).build()
     assert (len(cohort), len(set(cohort.patients))) == (112_120, 30_805)
     assert (cohort.labels[:, CHEXPERT.index("No Finding")] == 1).sum() == 60_361
+
+
+@pytest.mark.slow(seconds=10)
+def test_the_indexers_of_openi_agree_with_a_labeller_of_its_reports() -> None:
+    """Finding by finding, on the reports that both have: Cohen's kappa, and how many reports a finding has at each."""
+    with Path(real("openi_labels.csv")).open(encoding="utf-8", newline="") as file:
+        labelled = {row["study"]: {folded(word) for word in row["labels"].split("|")} for row in csv.DictReader(file)}
+    listing = OpenISource(real("NLMCXR_reports.tgz")).listing()
+    assert len(listing.keys) == 3_927
+    assert listing.files is None
+    rows = [row for row, key in enumerate(listing.keys) if key in labelled and not np.isnan(listing.labels[row]).all()]
+    words, kappas = common_findings(), {}
+    for column, name in enumerate(listing.names):
+        indexed = listing.labels[rows, column]
+        told = np.array([any(name in words[word] for word in labelled[listing.keys[row]]) for row in rows])
+        if not np.isnan(indexed).any():
+            kappas[name] = kappa(indexed == 1, told)
+    assert len(rows) == 3_568
+    assert {name for name, value in kappas.items() if value > 0.9} == AGREED
+    assert all(value > 0.4 for value in kappas.values()), kappas
+
+
+def kappa(one: np.ndarray, other: np.ndarray) -> float:
+    """Cohen's, of two judgements [N] bool: agreement beyond what their rates would give."""
+    expected = one.mean() * other.mean() + (1 - one.mean()) * (1 - other.mean())
+    return float(((one == other).mean() - expected) / (1 - expected))
 
 
 @pytest.mark.slow(seconds=15)

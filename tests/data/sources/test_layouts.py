@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,12 @@ ITEMS = {
     "chexpert": "CheXpert-v1.0 or CheXpert-v1.0-small",
     "nih_cxr14": "Data_Entry_2017_v2020.csv or Data_Entry_2017.csv",
     "candid_ptx": "Pneumothorax_reports.csv",
-    "openi": "NLMCXR_reports.tgz or ecgen-radiology or indiana_reports.csv, "
-    "NLMCXR_png or images/images_normalized or images",
+    "openi": "NLMCXR_reports.tgz or ecgen-radiology or indiana_reports.csv",
     "padchest": "PADCHEST_chest_x_ray_images_labels_160K_01.02.19.csv",
     "chexpert_plus": "df_chexpert_plus_240401.csv",
     "vindr_cxr": "annotations or train.csv, train",
     "rsna": "stage_2_train_labels.csv, stage_2_train_images",
-    "covidx": "train_COVIDx9A.txt, test_COVIDx9A.txt, train, test",
+    "covidx": f"{COVIDxSource.published_as['path']}, {COVIDxSource.published_as['test_list']}, train, test",
     "covid_radiography": "Normal, Viral Pneumonia, COVID, Lung_Opacity",
     "messidor": "Base11, Base12, Base13, Base14, Base21, Base22, Base23, Base24, Base31, Base32, Base33, Base34",
     "brset": "labels_brset.csv, fundus_photos",
@@ -319,6 +319,133 @@ def test_openi_alone_is_texts(tmp_path: Path) -> None:
     assert cohort.has_report().all()
 
 
+def test_openi_without_images_is_reports_with_findings_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = at("openi", tmp_path / "root", labels="Pneumonia,Edema").build()
+    shutil.rmtree(tmp_path / "root" / "NLMCXR_png")
+    cohort = at("openi", tmp_path / "root", labels="Pneumonia,Edema").build()
+    assert "records are reports alone, with their findings" in caplog.text
+    assert not cohort.has_image().any()
+    assert set(whole.patients) <= set(cohort.patients)
+    assert set(whole.reports) <= set(cohort.reports)
+
+
+def test_reports_of_which_no_image_is_used_are_kept_where_it_is_asked_for(tmp_path: Path) -> None:
+    """And images whose report says nothing, of the collections that have images first."""
+    bare, both = (at("openi", tmp_path / "root", alone=alone) for alone in (False, True))
+    alone = set(OpenISource(str(tmp_path / "root" / "NLMCXR_reports.tgz")).build().patients) - set(
+        bare.build().patients
+    )
+    cohort, summary = both.prepare()
+    assert {p for p, there in zip(cohort.patients, cohort.has_image(), strict=True) if not there} == alone
+    assert summary["used"] == bare.prepare()[1]["used"] + len(alone)
+    assert summary.get("with a report alone", 0) == len(alone)
+    for name in ("mimic_cxr", "padchest"):
+        few, many = (at(name, tmp_path / name, min_report_words=99, alone=alone) for alone in (False, True))
+        with pytest.raises(ValueError, match="no usable record"):
+            few.build()
+        assert len(many.build()) >= USED[name]
+        assert not many.build().has_report().any()
+
+
+# What lies beside the files of a collection
+def clutter(root: Path) -> None:
+    """What a Mac and a NAS lay beside every file, and in folders of their own."""
+    for file in [path for path in root.rglob("*") if path.is_file()]:
+        file.with_name(f"._{file.name}").write_bytes(b"\x00\x05\x16\x07")
+        for folder in ("@eaDir", ".snapshot", "#recycle", "__MACOSX", ".Trashes", "$RECYCLE.BIN"):
+            (file.parent / folder).mkdir(exist_ok=True)
+            (file.parent / folder / file.name).write_bytes(b"canary")
+        for name in (".DS_Store", "Thumbs.db", "desktop.ini"):
+            (file.parent / name).write_bytes(b"canary")
+
+
+@pytest.mark.parametrize(
+    "name", cases(("openi", "covid_radiography", "nih_cxr14", "siim", "chexpert", "padchest"), often=("openi", "siim"))
+)
+def test_what_a_mac_and_a_nas_lay_beside_is_no_part_of_a_collection(name: str, tmp_path: Path) -> None:
+    plain = at(name, tmp_path / "root").build()
+    if name == "openi":
+        with tarfile.open(tmp_path / "root" / "NLMCXR_reports.tgz") as archive:
+            archive.extractall(tmp_path / "root", filter="data")
+        (tmp_path / "root" / "NLMCXR_reports.tgz").unlink()
+    clutter(tmp_path / "root")
+    cohort = at(name, tmp_path / "root").build()
+    assert cohort.fingerprint == plain.fingerprint
+    assert cohort.files == plain.files
+
+
+@pytest.mark.parametrize("name", ["nih_cxr14", "siim"])
+def test_images_that_are_there_twice_are_refused_with_their_number(name: str, tmp_path: Path) -> None:
+    """Which of two files of one name the published one is, nobody knows; a thumbnail would do."""
+    whole = at(name, tmp_path / "root").build()
+    (image,) = (whole.files or ())[:1]
+    assert image is not None
+    copy = tmp_path / "root" / "zz thumbnails" / image.name
+    copy.parent.mkdir()
+    shutil.copy(image, copy)
+    with pytest.raises(ValueError, match=r"1 of \d+ images are in several folders below root") as caught:
+        at(name, tmp_path / "root").build()
+    assert image.stem not in str(caught.value)
+
+
+def test_the_four_archives_of_chexpert_are_the_collection(tmp_path: Path) -> None:
+    """In a folder with the tables, in the first of them, and with train/ in them or not; one may stand for all."""
+    whole = at("chexpert", tmp_path / "root").build()
+    for number, (tables, within) in enumerate([("", ""), ("1", ""), ("1", "train"), ("", "train")]):
+        root = tmp_path / str(number)
+        batches = [root / f"CheXpert-v1.0 batch {index} ({name})" for index, name in
+                   enumerate(("validate & csv", "train 1", "train 2", "train 3"), start=1)]  # fmt: skip
+        for batch in batches:
+            batch.mkdir(parents=True)
+        source = tmp_path / "root" / "CheXpert-v1.0-small"
+        for index, patient in enumerate(sorted((source / "train").iterdir())):
+            shutil.copytree(patient, batches[1 + index % 3] / within / patient.name)
+        shutil.copytree(source / "valid", batches[0] / "valid")
+        for name in ("train.csv", "valid.csv"):
+            shutil.copy(source / name, (batches[0] if tables else root) / name)
+        for given in (root, batches[0] if tables else root):
+            cohort = SOURCES["chexpert"].at(given, image_size=32).build()  # type: ignore[union-attr]
+            assert cohort.fingerprint == whole.fingerprint
+        shutil.rmtree(batches[2])
+        with pytest.raises(ValueError, match=r"2 of 8 images are not under root.* max_missing=0\.25 "):
+            SOURCES["chexpert"].at(root, image_size=32).build()  # type: ignore[union-attr]
+
+
+def test_a_collection_of_which_no_image_is_there_is_not_offered_as_a_part(tmp_path: Path) -> None:
+    at("nih_cxr14", tmp_path / "root")
+    for file in (tmp_path / "root").rglob("*.png"):
+        file.unlink()
+    for most in (0.0, 1.0):
+        with pytest.raises(ValueError, match="12 of 12 images are not under root: none is there") as caught:
+            at("nih_cxr14", tmp_path / "root", max_missing=most).build()
+        assert "max_missing" not in str(caught.value)
+
+
+@pytest.mark.parametrize("release", ["COVIDx9A", "COVIDx_CXR-3A", "COVIDx8A"])
+def test_every_release_of_covidx_with_three_classes_is_read(release: str, tmp_path: Path) -> None:
+    whole = at("covidx", tmp_path / "root").build()
+    for part in ("train", "test"):
+        (tmp_path / "root" / f"{part}_COVIDx9A.txt").rename(tmp_path / "root" / f"{part}_{release}.txt")
+    assert at("covidx", tmp_path / "root").build().fingerprint == whole.fingerprint
+
+
+def test_lists_of_covidx_that_say_positive_or_negative_tell_covid_alone(tmp_path: Path) -> None:
+    at("covidx", tmp_path / "root")
+    for part, lines in (
+        ("train", "0 t0.png positive cohen\n1 t1.png negative rsna\n"),
+        ("test", "2 e0.png negative bimcv\n"),
+    ):
+        (tmp_path / "root" / f"{part}_COVIDx9A.txt").unlink()
+        (tmp_path / "root" / f"{part}_COVIDx9B.txt").write_text(lines, encoding="utf-8")
+    cohort = at("covidx", tmp_path / "root").build()
+    assert cohort.label_names == ("No Finding", "Pneumonia", "COVID-19")
+    assert cohort.labels[0].tolist() == [0, 0, 1]
+    assert np.isnan(cohort.labels[1:, :2]).all()
+    assert cohort.labels[1:, 2].tolist() == [0, 0]
+
+
 # The readers of later collections
 
 
@@ -438,7 +565,7 @@ def test_missing_columns_are_named(name: str, file: str, columns: str, missing: 
 
 def test_lines_of_another_form_are_counted(tmp_path: Path) -> None:
     at("covidx", tmp_path / "root")
-    (tmp_path / "root" / "train_COVIDx9A.txt").write_text("1 a.png positive cohen\n2 b.png\n3 c.png normal cohen\n")
+    (tmp_path / "root" / "train_COVIDx9A.txt").write_text("1 a.png healthy cohen\n2 b.png\n3 c.png normal cohen\n")
     with pytest.raises(ValueError, match="2 of 3 lines are not patient, file, class") as caught:
         COVIDxSource.at(tmp_path / "root").build()
     assert "b.png" not in str(caught.value)

@@ -64,6 +64,7 @@ class MIMICSource(Published):
     suffix: str = "jpg"  # of the images: jpg (MIMIC-CXR-JPG) or dcm (MIMIC-CXR)
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names that CheXpert has not are nan
     min_report_words: int = 3  # studies with shorter text are left out
+    alone: bool = False  # keep images whose report is empty or too short, as records that have an image alone
     min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
 
     @classmethod
@@ -94,7 +95,7 @@ class MIMICSource(Published):
         views = [row for row in films if row["ViewPosition"] in FRONTAL]
         frontal = self._reported(views)
         texts, phi = self._texts(frontal)
-        rows = [row for row in frontal if texts[row["study_id"]]]
+        rows = [row for row in frontal if texts[row["study_id"]] or self.alone]
         wanted = names_of(self.labels)
         values = dict(zip((row["study_id"] for row in labelled), numbers("mimic_cxr", labelled, CHEXPERT), strict=True))
         blank = [np.nan] * len(CHEXPERT)

@@ -11,6 +11,7 @@ from typing import ClassVar
 from xml.etree import ElementTree
 
 from fedvlp.data.deid import scan
+from fedvlp.data.images import files_below, is_beside
 from fedvlp.data.labels import CHEXPERT, OPENI, from_terms, names_of
 from fedvlp.data.report_text import clean_report
 from fedvlp.data.sources.published import (
@@ -24,6 +25,7 @@ from fedvlp.data.sources.published import (
 )
 from fedvlp.data.sources.table import BELOW_ROOT
 from fedvlp.data.subgroups import VIEW
+from fedvlp.data.table_files import parts_of
 from fedvlp.data.text_restoration import restorations
 
 log = logging.getLogger(__name__)
@@ -68,19 +70,21 @@ class OpenISource(Published):
     views: tuple[str, ...] | str = VIEWS[:1]  # of Frontal, Lateral: the images that are used, where views are known
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names without a heading are nan
     min_report_words: int = 3  # shorter reports are left out
+    alone: bool = False  # keep reports of which no image is used, as records that have a report alone
     min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
 
     @classmethod
     def layout(cls, root: Path) -> dict[str, str]:
         """The reports, packed or unpacked (``ecgen-radiology``), and the images unpacked into ``NLMCXR_png``.
 
-        The archive alone, as ``path``, is texts without images.
+        Without images, or with the archive alone as ``path``, records are reports with their findings.
         """
         names, films = [cls.table, "ecgen-radiology", KAGGLE], ["NLMCXR_png", "images/images_normalized", "images"]
-        require_items("openi", root, [" or ".join(names), " or ".join(films)])
-        views = first_of(root, [PROJECTIONS])
-        given = {"path": str(first_of(root, names)), "root": str(first_of(root, films))}
-        return given | ({"projections": str(views)} if views else {})
+        require_items("openi", root, [" or ".join(names)])
+        folders = {"root": first_of(root, films), "projections": first_of(root, [PROJECTIONS])}
+        if folders["root"] is None:
+            log.warning("openi source: no %s: records are reports alone, with their findings", " or ".join(films))
+        return {"path": str(first_of(root, names)), **{name: str(path) for name, path in folders.items() if path}}
 
     def listing(self) -> Listing:
         """One row per report or, with ``root``, per image of a chosen view. Each report counts as a patient of its own.
@@ -96,6 +100,10 @@ class OpenISource(Published):
         rows: list[tuple[Report, Path | None, str]] = [(report, None, "") for report in worded]
         if self.root is not None:
             rows = self._films(Path(self.root), worded, left_out)
+            shown = {report.key for report, _, _ in rows}
+            if self.alone:
+                rows += [(report, None, "") for report in worded if report.key not in shown]
+                left_out.pop("report without an image")
         files = [file for _, file, _ in rows if file is not None]
         known = self.root is not None and self.projections is not None
         unsure = {} if known or not files else {f"images of unknown view (no {PROJECTIONS})": len(files)}
@@ -112,7 +120,7 @@ class OpenISource(Published):
             labels=from_terms([report.headings for report, _, _ in rows], OPENI, wanted),
             names=wanted,
             splits=[""] * len(rows),
-            files=files if self.root else None,
+            files=[file for _, file, _ in rows] if self.root else None,
             left_out=left_out,
             unsure=unsure,
             restored=restorations(" ".join(report.sections.values()) for report in worded),
@@ -157,12 +165,13 @@ class OpenISource(Published):
         if path.name.startswith(KAGGLE):
             yield from self._of_kaggle()
         elif path.is_dir():
-            for file in sorted(path.rglob("*.xml")):
+            for file in files_below(path, "*.xml"):
                 yield parse(file.read_bytes())
         elif path.is_file():
             with undamaged("openi", path), tarfile.open(path) as archive:
                 for member in archive:
-                    content = archive.extractfile(member) if member.name.endswith(".xml") else None
+                    named = member.name.endswith(".xml") and not any(map(is_beside, parts_of(member.name)))
+                    content = archive.extractfile(member) if named else None
                     if content is not None:
                         yield parse(content.read())
         else:

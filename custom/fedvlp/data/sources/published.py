@@ -17,7 +17,9 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from fedvlp.data.images import is_beside
 from fedvlp.data.sources.listed import Images, Listed, Listing
+from fedvlp.data.table_files import parts_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -138,6 +140,11 @@ def require_items(source: str, root: Path, items: Collection[str]) -> None:
 
 def refuse_absent(source: str, missing: int, total: int, most: float, what: str = "images are not under root") -> None:
     """Raises ValueError where more than ``most`` (0..1) of the files of a collection, in all ``total``, are missing."""
+    if total and missing == total:
+        raise ValueError(
+            f"{source} source: {missing} of {total} {what}: none is there. Give the folder that they were unpacked "
+            "into (root=FOLDER), or unpack them"
+        )
     if missing > most * total:
         share = math.ceil(1000 * missing / total) / 1000
         raise ValueError(
@@ -155,9 +162,7 @@ def _text(name: str, file: Path) -> Iterator[IO[str]]:
     if file.suffix == ".zip":
         with zipfile.ZipFile(file) as archive:
             members = [Path(member) for member in archive.namelist()]
-            tables = [
-                m for m in members if m.suffix.lower() == ".csv" and m.parts[0] != "__MACOSX" and m.name[0] != "."
-            ]
+            tables = [m for m in members if m.suffix.lower() == ".csv" and not any(map(is_beside, parts_of(str(m))))]
             if not tables:
                 raise ValueError(
                     f"{name} source: there is no .csv in {file.name}; give the archive as it was published"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,11 +18,11 @@ from fedvlp.core.types import MODALITIES
 from fedvlp.core.validate import require
 from fedvlp.data import delimited, report_text
 from fedvlp.data.burned_in import SEARCH, check_choice
-from fedvlp.data.cohort import digest
+from fedvlp.data.cohort import PUBLIC, digest
 from fedvlp.data.images import MISSING, NO_NAME, OUTSIDE, SEVERAL, ImageNames
-from fedvlp.data.labels import ONE_CLASS, findings_in, separator_of
+from fedvlp.data.labels import CHEXPERT, ONE_CLASS, common_findings, findings_in, folded, separator_of
 from fedvlp.data.masks import read_masks
-from fedvlp.data.record_ids import mangled, normalised, one_number
+from fedvlp.data.record_ids import mangled, normalised, one_number, one_spelling
 from fedvlp.data.report_text import is_rtf, lacks_letters, plain
 from fedvlp.data.sentences import SentenceTable, read_sentence_table
 from fedvlp.data.sources.listed import BELOW_ROOT, Listed, Listing, Masks
@@ -36,6 +37,8 @@ _SPLITS |= {"dev": "val", "test": "test", "testing": "test"}
 BY_STUDY, BY_ROW = "without patient: that of their study", "without patient: each its own"
 """What a summary counts of rows that name no patient."""
 
+LONGEST_SITE = 100  # bytes of a name that is also a folder's
+NO_SITE, LONG_SITE = "no site", f"site with a name of more than {LONGEST_SITE} bytes"
 EMPTY, NEITHER, REPEATED = "empty report", "neither image nor report", "duplicate report"
 RTF, OTHER_LETTERS, SHORT = "report in RTF", "report in other than Latin letters", "report too short"
 GARBLED, SPLIT = "report with garbled letters", "unknown split"
@@ -45,6 +48,7 @@ MOST_LOST = 0.1
 REMEDIES = {
     RTF: "convert reports in RTF to text",
     GARBLED: "letters were lost before this table was written, and \\ufffd stands for them: export it again, as UTF-8",
+    NO_SITE: ("each row says its site, in letters, digits, '.', '_' and '-'; site_column=\"\" deals the rows to sites"),
     SPLIT: 'the split column says train, val or test; split_column="" draws splits by patient',
     OTHER_LETTERS: (
         "only Latin letters are read: set reports='as written' and a text tower of their language, or translate them"
@@ -60,11 +64,35 @@ REMEDIES = {
 }
 """How the reason begins for which rows cannot be used -> what to do."""
 
-_TRUTH = {"true": 1.0, "false": 0.0}  # as spreadsheets and pandas write them
+COMMON = "common"
+"""Value of ``label_words``."""
+
+_TRUTH = {"uncertain": -1.0, "unklar": -1.0}
+_TRUTH |= dict.fromkeys(("true", "wahr", "yes", "ja", "positive", "positiv", "present"), 1.0)
+_TRUTH |= dict.fromkeys(("false", "falsch", "no", "nein", "negative", "negativ", "absent"), 0.0)
+"""What spreadsheets, pandas and people write in the place of 1, 0 and -1."""
 _MAX_CLASSES = 64  # a text column with more distinct values is no label
 LABELS = "label_columns names columns of 1, 0, -1 and empty cells, or one column of words that are the classes"
 Skipped = Mapping[str, Sequence[str]]
 """Why rows cannot be used -> their numbers, from 1 on, below the header."""
+
+
+OPTIONAL = ("site_column", "patient_column", "study_column", "split_column", "view_column")
+"""Settings whose default names a column that a table may lack; another name must be one of the table's."""
+
+SEVERAL_IN = re.compile(r"[|;+&/]| and | und ")
+"""What people write between several columns, beside the comma."""
+
+_OF_PATIENTS = re.compile(
+    r"(id|no|nr|num|number|code|key)?(of)?(the)?"
+    r"(patients?|patienten|pat|pt|subjects?|persons?|people|case|paciente|mrn|pid|medicalrecord(number)?)"
+    r"(id|ids|no|nr|num|number|nummer|code|key|name|identifier|pseudonym|hash)?"
+)
+
+
+def tells_patients(name: str) -> bool:
+    """Whether a column's name says that it says who the patients are."""
+    return bool(_OF_PATIENTS.fullmatch("".join(filter(str.isalnum, name.casefold()))))
 
 
 class Line(NamedTuple):
@@ -130,6 +158,9 @@ class TableSource(Listed):
     label_columns: tuple[str, ...] | str = ""  # required; names, or one string "a,b"; a column of words is made one-hot
     label_values: tuple[str, ...] | str = ""  # classes of a column of words, in order; "": those found, sorted
     label_separator: str = ""  # between several classes in a cell, as "|"; "": asked for where it seems so; none: one
+    # "": labels are called as the table calls them; common: by the common findings of data/labels.py, whatever word a
+    # collection has for them; or WORD=FINDING, ... of one's own beside those, and WORD= for what is none
+    label_words: tuple[str, ...] | str = ""
     site_column: str = "site"
     patient_column: str = "patient_id"  # absent: each study its own patient, or each row
     study_column: str = "study_id"  # absent: each row its own study; a visit's number is counted with its patient
@@ -171,8 +202,10 @@ class TableSource(Listed):
         lines, columns = self._read(self._named())
         present = self._present_columns(columns)
         held: dict[str, set[str]] = {}
+        named = [line.cells[self.site_column] for line in lines] if self.site_column in present else []
+        called = one_spelling(named, [PUBLIC])
         for line in lines:
-            site = line.cells[self.site_column] if self.site_column in present else ""
+            site = called[line.cells[self.site_column]] if self.site_column in present else ""
             halves = {"image": self.image_column, "text": self.report_column}
             has = {name for name, column in halves.items() if column and not report_text.is_missing(line.cells[column])}
             held.setdefault(site, set()).update(has)
@@ -195,8 +228,13 @@ class TableSource(Listed):
         cells = [row.line.cells for row in rows]
         self._check_findings(cells)
         labels, names = _labels(
-            cells, _names(self.label_columns), _names(self.label_values), self.label_separator or ONE_CLASS
+            cells,
+            _names(self.label_columns),
+            _names(self.label_values),
+            self.label_separator,
+            [row.line.number for row in rows],
         )
+        labels, names = self._common(labels, names)
         people = self._people(rows, present)
         splits = [_SPLITS[row[self.split_column].lower()] if self.split_column in present else "" for row in cells]
         self._check_splits([row.line.number for row in rows], people.patients, splits)
@@ -268,13 +306,15 @@ class TableSource(Listed):
 
     def _required(self) -> list[str]:
         several = (self.label_columns, self.mask_columns, self.subgroup_columns)
-        named = (self.image_column, self.report_column, *chain.from_iterable(map(_names, several)))
+        named = [self.image_column, self.report_column, *chain.from_iterable(map(_names, several))]
+        defaults = {setting.name: setting.default for setting in fields(self)}
+        named += [column for name in OPTIONAL if (column := getattr(self, name)) != defaults[name]]
         return [column for column in named if column]
 
     def _named(self) -> list[str]:
         """All columns that the settings name."""
-        optional = (self.site_column, self.patient_column, self.study_column, self.split_column, self.view_column)
-        return [*self._required(), *self.image_column.split("/"), *filter(None, optional)]
+        optional = filter(None, (getattr(self, name) for name in OPTIONAL))
+        return [*dict.fromkeys([*self._required(), *self.image_column.split("/"), *optional])]
 
     def _read(self, wanted: list[str]) -> tuple[list[Line], list[str]]:
         """The rows of the table, and the names of its columns; of the ``wanted`` ones as they are wanted."""
@@ -308,11 +348,35 @@ class TableSource(Listed):
             }.get(missing[0] if len(missing) == 1 else "", "")
             raise ValueError(
                 f"table source: none of the table's {len(columns)} columns is {names}; set image_column, "
-                "report_column, label_columns, mask_columns and subgroup_columns to the names in its first line, e.g. "
+                "report_column, label_columns and the other settings of columns to the names in its first line, e.g. "
                 "table:FILE,image_column=Bild,report_column=Befund"
-                f"{without}"
+                f"{self._several(missing)}{without}"
             )
+        self._refuse_unnamed_patients(columns)
         return {column for column in self._named() if column in columns}
+
+    def _several(self, missing: list[str]) -> str:
+        """How several columns are written, where a missing one looks like several."""
+        for name in ("label_columns", "mask_columns", "subgroup_columns"):
+            odd = [column for column in _names(getattr(self, name)) if column in missing and SEVERAL_IN.search(column)]
+            if odd:
+                names = ", ".join(f'"{column.strip()}"' for column in SEVERAL_IN.split(odd[0]))
+                return f"; several columns are a list: --set 'data.{name}=[{names}]', or \"A,B\" in a site's file"
+        return ""
+
+    def _refuse_unnamed_patients(self, columns: list[str]) -> None:
+        """Raises ValueError where no column has the default name of patients, and one that seems to is not named."""
+        default = next(setting.default for setting in fields(self) if setting.name == "patient_column")
+        if self.patient_column != default or default in columns:
+            return
+        named = {*self._named()}
+        alike = [number for number, name in enumerate(columns, start=1) if name not in named and tells_patients(name)]
+        if alike:
+            raise ValueError(
+                f"table source: no column is {default!r}, and column {alike[0]} seems to say whose each row is; set "
+                'patient_column to its name, or patient_column="" where it does not: a patient who counts as several '
+                "would be trained on and tested on"
+            )
 
     @staticmethod
     def _check_ids(lines: list[Line], columns: list[str]) -> None:
@@ -345,6 +409,8 @@ class TableSource(Listed):
         names = ImageNames(self.folder(), self.suffix)
         patients = self._written(lines, self.patient_column, present)
         studies = self._written(lines, self.study_column, present)
+        if self.site_column in present:
+            self._spell_sites(lines)
         rows: list[Usable] = []
         skipped: dict[str, list[str]] = {}
         known: set[object] = set()  # images and reports of the rows so far
@@ -363,7 +429,9 @@ class TableSource(Listed):
             if not reason and self.split_column in present and line.cells[self.split_column].lower() not in _SPLITS:
                 reason = SPLIT
             if not reason and self.site_column in present and not line.cells[self.site_column]:
-                reason = "no site"
+                reason = NO_SITE
+            if not reason and self.site_column in present:
+                reason = LONG_SITE if len(line.cells[self.site_column].encode()) > LONGEST_SITE else ""
             if reason:
                 skipped.setdefault(reason, []).append(line.number)
                 continue
@@ -376,6 +444,16 @@ class TableSource(Listed):
             known |= {file, report if text else None} - {None}
             rows.append(Usable(line, name, file, text, written))
         return rows, skipped
+
+    def _spell_sites(self, lines: list[Line]) -> None:
+        """Calls each site by one name, which is also a folder's, and says which names that has changed."""
+        cells = [line.cells for line in lines]
+        called = one_spelling([row[self.site_column] for row in cells], [PUBLIC])
+        for row in cells:
+            row[self.site_column] = called[row[self.site_column]]
+        if changed := sorted(f"{old!r} is {new!r}" for old, new in called.items() if new and old != new):
+            shown = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+            log.warning("table source: a site has one name, which is also a folder's: %s", shown)
 
     def _nothing(self) -> str:
         """Why a row without image and report cannot be used."""
@@ -414,6 +492,45 @@ class TableSource(Listed):
         """Subgroup -> the column that says it; the views are always called "view", so that sites can be joined."""
         columns = {name: name for name in _names(self.subgroup_columns) if name != self.view_column}
         return columns | ({VIEW: self.view_column} if self.view_column in present else {})
+
+    def _common(self, labels: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Labels [N, 14] of the common findings by the table's own [N, L], where ``label_words`` asks for them.
+
+        A finding that several of the table's labels stand for is there where one of them is. Labels that stand for none
+        are left out, and the log names them. Raises ValueError where none stands for any.
+        """
+        if not self.label_words or not names:
+            return labels, names
+        own = {} if self.label_words == COMMON else dict(pair.split("=", 1) for pair in self._word_pairs())
+        words = common_findings({word.strip(): name.strip() for word, name in own.items()})
+        meanings = {name: [common for common in words.get(folded(name), ()) if common] for name in names}
+        if unknown := [name for name in names if folded(name) not in words]:
+            log.warning(
+                "table source: %d of %d labels stand for no common finding and are left out: %s; say what they are, or "
+                "that they are none: label_words=%s=Edema, or %s=",
+                len(unknown), len(names), ", ".join(map(repr, unknown[:20])), unknown[0], unknown[0],
+            )  # fmt: skip
+        columns = {common: [names.index(n) for n in names if common in meanings[n]] for common in CHEXPERT}
+        columns = {common: of for common, of in columns.items() if of}
+        if not columns:
+            raise ValueError(
+                f"table source: none of {len(names)} labels stands for a common finding; say what they are, as in "
+                f"label_words=Erguss=Pleural Effusion; the common ones are {', '.join(CHEXPERT)}"
+            )
+        # 1 goes before -1, then 0; nan where all are: a label that is not known does not say that another is absent.
+        rank = np.select([labels == 1, labels == -1, labels == 0], [3, 2, 1], 0)
+        best = np.stack([rank[:, of].max(axis=1) for of in columns.values()], axis=1)
+        return np.array([np.nan, 0, -1, 1], dtype=np.float32)[best], tuple(columns)
+
+    def _word_pairs(self) -> list[str]:
+        """The parts of ``label_words``. Raises ValueError for one without "="."""
+        pairs = [pair for pair in _names(self.label_words) if pair != COMMON]
+        if strange := [pair for pair in pairs if "=" not in pair]:
+            raise ValueError(
+                f"table source: label_words has {strange[0]!r}; write {COMMON}, or WORD=FINDING, e.g. "
+                "label_words=Erguss=Pleural Effusion"
+            )
+        return pairs
 
     def _sentences(self, rows: list[Usable], label_names: tuple[str, ...]) -> SentenceTable | None:
         """The labels of the sentences of all reports; None without a table of sentences."""
@@ -485,11 +602,15 @@ def _uneven(excess: int) -> str:
 
 
 def _labels(
-    rows: list[dict[str, str]], columns: tuple[str, ...], values: tuple[str, ...], separator: str
+    rows: list[dict[str, str]],
+    columns: tuple[str, ...],
+    values: tuple[str, ...],
+    separator: str,
+    lines: Sequence[str],
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Labels [N, L] float32 and their names; a single column of words becomes one column per word.
 
-    ``separator`` stands between several words in a cell.
+    ``separator`` stands between several words in a cell; ``lines`` are the numbers of the rows, for messages.
     """
     labels = np.full((len(rows), len(columns)), np.nan, dtype=np.float32)
     for index, column in enumerate(columns):
@@ -497,8 +618,14 @@ def _labels(
         only_words = None in numbers and all(n is None or np.isnan(n) for n in numbers)
         if len(columns) == 1 and (values or only_words):
             return _of_words(column, [row[column] for row in rows], values, separator)
-        if strange := sum(n is None or not (np.isnan(n) or n in (1, 0, -1)) for n in numbers):
-            raise ValueError(f"table source: {strange} values of label column {column!r} are none of 1, 0, -1, empty")
+        odd = [
+            line for line, n in zip(lines, numbers, strict=True) if n is None or not (np.isnan(n) or n in (1, 0, -1))
+        ]
+        if odd:
+            raise ValueError(
+                f"table source: {len(odd)} values of label column {column!r} are none of 1, 0, -1, empty (row "
+                f"{', '.join(odd[:5])}; row 1 is below the header); write those, or name a column of words alone"
+            )
         labels[:, index] = np.array(numbers, dtype=np.float32)
     return labels, columns
 
@@ -554,9 +681,17 @@ def _of_words(
 
 
 def _number(cell: str) -> float | None:
-    """The number in a cell, nan for an empty one, None for a word."""
+    """The number in a cell, nan for an empty one, None for a word.
+
+    As spreadsheets write it: with a comma, a true minus, or as a percentage.
+    """
+    if report_text.is_missing(cell):
+        return np.nan
+    if cell.casefold() in _TRUTH:
+        return _TRUTH[cell.casefold()]
+    written = cell.replace("\u2212", "-").replace("\u2013", "-").replace(",", ".")
     try:
-        return np.nan if report_text.is_missing(cell) else float(_TRUTH.get(cell.lower(), cell))
+        return float(written.removesuffix("%")) / (100 if written.endswith("%") else 1)
     except ValueError:
         return None
 

@@ -12,14 +12,14 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from fedvlp.data.images import ImageNames
+from fedvlp.data.images import ImageNames, files_below, is_beside
 from fedvlp.data.labels import CHEXPERT, NIH, PADCHEST, VINDR, Terms, findings_in, names_of
 from fedvlp.data.masks import Box
 from fedvlp.data.report_text import clean_report
 from fedvlp.data.screening import searched
 from fedvlp.data.sources.published import Listing, Published, first_of, numbers, read_rows, require_items, undamaged
 from fedvlp.data.sources.table import BELOW_ROOT
-from fedvlp.data.subgroups import VIEW
+from fedvlp.data.subgroups import VIEW, view_of
 from fedvlp.data.text_restoration import restorations
 
 
@@ -68,7 +68,7 @@ class TabularSource(Published):
         left_out = Counter(filter(None, map(self._refused, published)))
         viewed = [film for film in published if not self._refused(film)]
         texts = {film.report: self.cleaned(film.report) for film in viewed}
-        rows = [film for film in viewed if texts[film.report] or not self.reported]
+        rows = [film for film in viewed if self._takes(texts[film.report])]
         left_out["report empty or too short"] += len(viewed) - len(rows)
         reports = {_study(film): film.report for film in viewed if film.report}
         wanted = names_of(self.labels)
@@ -98,8 +98,12 @@ class TabularSource(Published):
         """The text that the cohort has of a report."""
         return report
 
+    def _takes(self, text: str) -> bool:
+        """Whether an image with this text is in the cohort."""
+        return True
+
     def _files(self, root: Path, rows: list[TableFilm]) -> list[Path]:
-        named = {file.name: file for file in sorted(root.rglob(self.anywhere))} if self.anywhere else {}
+        named = self._anywhere(root, {Path(film.file).name for film in rows}) if self.anywhere else {}
         names = ImageNames(root.resolve())
         return [
             named.get(Path(film.file).name, root / film.file)
@@ -108,16 +112,37 @@ class TabularSource(Published):
             for film in rows
         ]
 
+    def _anywhere(self, root: Path, wanted: Collection[str]) -> dict[str, Path]:
+        """The one file of each ``wanted`` name, in whatever folder below ``root``; that in ``root`` itself goes first.
+
+        Raises ValueError where several folders have one of a name: which of them is the published one is not known.
+        """
+        by_name: dict[str, list[Path]] = {}
+        for file in files_below(root, self.anywhere):
+            if file.name in wanted:
+                by_name.setdefault(file.name, []).append(file)
+        if several := sum(len(files) > 1 and files[0].parent != root for files in by_name.values()):
+            raise ValueError(
+                f"{self.source_name()} source: {several} of {len(wanted)} images are in several folders below root, as "
+                "copies or small versions are; take those away, or give the folder that has each once"
+            )
+        return {name: min(files, key=lambda file: file.parent != root) for name, files in by_name.items()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedSource(TabularSource):
-    """Base class of those with reports: images without are left out."""
+    """Base class of those with reports: images without are left out, unless ``alone`` keeps them."""
 
     cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
     reported: ClassVar[bool] = True
 
     min_report_words: int = 3  # images with shorter reports are left out
     min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
+
+    alone: bool = False  # keep images whose report is empty or too short, as records that have an image alone
+
+    def _takes(self, text: str) -> bool:
+        return bool(text) or self.alone
 
     def cleaned(self, report: str) -> str:
         """Without what no reader needs, or "" where it is too short."""
@@ -150,11 +175,10 @@ class PadChestSource(ReportedSource):
         """An image's age is that at its study; what the tables call L is lateral."""
         columns = ("ImageID", "ImageDir", "StudyID", "PatientID", "Projection", "Report", "Labels")
         optional = ("StudyDate_DICOM", "PatientBirth", "PatientSex_DICOM")
-        views = {"PA": "PA", "AP": "AP", "AP_horizontal": "AP", "L": "lateral", "COSTAL": "ribs", "EXCLUDE": "none"}
         for row in read_rows(self.known, self.path, columns, optional):
             terms = {term.lower() for term in findings_in(row["Labels"], ",")}
             folder = Path(self.root or "", row["ImageDir"])
-            view = views.get(row["Projection"], "")
+            view = {"EXCLUDE": "none"}.get(row["Projection"]) or view_of(row["Projection"])
             years = [row["StudyDate_DICOM"][:4], row["PatientBirth"].partition(".")[0]]
             yield TableFilm(
                 key=row["ImageID"],
@@ -343,18 +367,50 @@ class CheXpertSource(TabularSource):
 
     The published split is train and valid, by patient; a test split is drawn by patient from train.csv. Labels keep the
     published values: 1, 0, -1 (uncertain), blank (nan). The objective decides how they count. ``root`` is
-    CheXpert-v1.0(-small), or the folder above it, which the tables' paths begin with.
+    CheXpert-v1.0(-small), or the folder above it, which the tables' paths begin with; or that of the four archives
+    (CheXpert-v1.0 batch 1 to 4), unpacked, as the collection is downloaded.
     """
 
     known: ClassVar[str] = "chexpert"
     table: ClassVar[str] = "CheXpert-v1.0/train.csv"
     form: ClassVar[re.Pattern[str]] = re.compile(r"(train|valid)/(?P<patient>patient\d+)/(?P<study>study\d+)/[^/]+$")
 
+    batch: ClassVar[re.Pattern[str]] = re.compile(r"CheXpert-v1\.0(-small)?[ _]batch[ _]\d", re.IGNORECASE)
+
     valid: str | None = field(default=None, metadata=BELOW_ROOT)  # valid.csv, beside train.csv; None: val is drawn
+
+    def _batches(self) -> dict[tuple[str, str], Path]:
+        """(train or valid, patient) -> folder below root, where the archives were unpacked side by side.
+
+        Those of the training images have the patients' folders at once, or in a folder train.
+        """
+        root = Path(self.root or "")
+        there: dict[tuple[str, str], Path] = {}
+        for batch in sorted(root.glob("*")) if self.root else ():
+            if self.batch.match(batch.name):
+                for split, folder in (("train", batch), ("train", batch / "train"), ("valid", batch / "valid")):
+                    there |= {(split, patient.name): patient.relative_to(root) for patient in folder.glob("patient*")}
+        return there
 
     @classmethod
     def layout(cls, root: Path) -> dict[str, str]:
-        """``root`` is the folder of the collection, in either resolution, or the folder above it."""
+        """``root`` is the folder of the collection, in either resolution, or the folder above it.
+
+        Of the four archives it is the folder that holds them all; one of them stands for it.
+        """
+        if cls.batch.match(root.resolve().name):
+            root = root.resolve().parent
+        batches = [folder for folder in sorted(root.glob("*")) if cls.batch.match(folder.name)]
+        if batches:
+            tables = {name: [root, *batches] for name in ("train.csv", "valid.csv")}
+            first = {
+                name: next(filter(None, (first_of(of, [name]) for of in where)), None) for name, where in tables.items()
+            }
+            require_items(
+                cls.known, batches[0] if first["train.csv"] is None else first["train.csv"].parent, ["train.csv"]
+            )
+            given = {"path": str(first["train.csv"]), "root": str(root)}
+            return given | ({"valid": str(first["valid.csv"])} if first["valid.csv"] else {})
         folder = root
         if not first_of(root, ["train.csv"]):
             names = ["CheXpert-v1.0", "CheXpert-v1.0-small"]
@@ -378,11 +434,13 @@ class CheXpertSource(TabularSource):
             )
         labels = numbers(self.known, rows, CHEXPERT)
         within = bool(rows) and Path(self.root or "", Path(rows[0]["Path"]).parts[0]).is_dir()
+        unpacked = self._batches()
         for row, path, values in zip(rows, paths, labels.tolist(), strict=True):
             frontal = row["Frontal/Lateral"] == "Frontal"
             yield TableFilm(
                 key=path[0],
-                file=Path(row["Path"] if within else path[0]),
+                file=unpacked.get((path[1], path["patient"]), Path(row["Path"] if within else path[0]).parents[1])
+                / Path(path[0]).relative_to(Path(path[0]).parents[1]),
                 findings=dict(zip(CHEXPERT, values, strict=True)),
                 patient=path["patient"],
                 study=path["patient"] + path["study"],
@@ -552,14 +610,15 @@ class CandidPTXSource(ReportedSource):
         return next((file for file in candidates if Path(self.root or "", file).is_file()), candidates[0])
 
 
-COVID_CLASSES = {"normal": "No Finding", "pneumonia": "Pneumonia", "COVID-19": "COVID-19"}
-"""Class in COVIDx's lists: its label. Pneumonia is of other causes than COVID-19."""
-COVID_LABELS = tuple(COVID_CLASSES.values())
+COVID_LABELS = ("No Finding", "Pneumonia", "COVID-19")
+"""The classes of COVIDx, of which an image has one. Pneumonia is of other causes than COVID-19."""
+COVID_LISTS = ("COVIDx9A", "COVIDx_CXR-3A", "COVIDx8A", "COVIDx9B", "COVIDx_CXR-3B", "COVIDx8B")
+"""Releases, of which the first that is there is read: A has three classes, B has COVID-19 or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class COVIDxSource(TabularSource):
-    """COVIDx 9A (Wang et al., 2020, https://arxiv.org/abs/2003.09871): images of one of three classes, without reports.
+    """COVIDx (Wang et al., 2020, https://arxiv.org/abs/2003.09871): images of one of three classes, without reports.
 
     A line of the lists is patient, file, class, source. The published split is train and test; validation patients are
     drawn from train (spec 10.2: 20 %). A patient's number counts within its source.
@@ -567,8 +626,11 @@ class COVIDxSource(TabularSource):
 
     known: ClassVar[str] = "covidx"
     table: ClassVar[str] = "train_COVIDx9A.txt"
-    published_as: ClassVar[Mapping[str, str]] = {"test_list": "test_COVIDx9A.txt"}
-    needs: ClassVar[tuple[str, ...]] = ("test_COVIDx9A.txt", "train", "test")
+    published_as: ClassVar[Mapping[str, str]] = {
+        "path": " or ".join([*(f"train_{name}.txt" for name in COVID_LISTS), "train.txt"]),
+        "test_list": " or ".join([*(f"test_{name}.txt" for name in COVID_LISTS), "test.txt"]),
+    }
+    needs: ClassVar[tuple[str, ...]] = (published_as["test_list"], "train", "test")
 
     # the list of test images; None: test patients are drawn
     test_list: str | None = field(default=None, metadata=BELOW_ROOT)
@@ -595,15 +657,22 @@ class COVIDxSource(TabularSource):
             )
         for patient, name, kind, source in lines:
             key = f"{folder}/{Path(name).name}"
-            yield TableFilm(
-                key, Path(key), _one_of(COVID_LABELS, COVID_CLASSES[kind]), f"{source} {patient}", split=split
-            )
+            yield TableFilm(key, Path(key), COVID_CLASSES[kind], f"{source} {patient}", split=split)
 
 
 def _one_of(classes: Iterable[str], chosen: str) -> dict[str, float]:
     """Findings of a collection whose classes exclude one another."""
     return {name: float(name == chosen) for name in classes}
 
+
+COVID_CLASSES: dict[str, dict[str, float]] = {
+    "normal": _one_of(COVID_LABELS, "No Finding"),
+    "pneumonia": _one_of(COVID_LABELS, "Pneumonia"),
+    "COVID-19": _one_of(COVID_LABELS, "COVID-19"),
+    "positive": _one_of(COVID_LABELS, "COVID-19"),
+    "negative": {"COVID-19": 0.0},
+}
+"""Class in COVIDx's lists -> what it says of an image."""
 
 FOLDERS = {
     "Normal": "No Finding", "Viral Pneumonia": "Pneumonia", "COVID": "COVID-19", "Lung_Opacity": "Lung Opacity",
@@ -640,4 +709,4 @@ class COVIDRadiographySource(TabularSource):
     def _of(folder: Path) -> list[Path]:
         """The images of a class; lung masks, in ``masks/``, are none."""
         images = folder / "images"
-        return sorted((images if images.is_dir() else folder).glob("*.png"))
+        return [file for file in sorted((images if images.is_dir() else folder).glob("*.png")) if not is_beside(file)]
