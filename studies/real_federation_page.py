@@ -24,7 +24,7 @@ PAIRS = ("eurorad", "journals", "radiopaedia", "sirm")
 SITES = (*LABELLED, *PAIRS)
 ALONE = tuple(f"{site} alone" for site in SITES)
 STEPS = {"FedAvg": "FedAvg", "recommended": "`recommended`", "FedDRA": "FedDRA", "all records pooled": "all pooled"}
-MARKS = "<!-- real-federation: written by studies/real_federation_page.py -->", "<!-- end of real-federation -->"
+MARKS = "<!-- real-federation -->", "<!-- /real-federation -->"
 
 
 @cache
@@ -68,7 +68,8 @@ def verdict() -> str:
         return "**Federating is ahead of every site alone.**"
     behind = [site for site in SITES if sides[site] < 0]
     undecided = [site for site in SITES if not sides[site]]
-    said = [f"ahead of {_list(ahead)}"] * bool(ahead) + [f"undecided against {_list(undecided)}"] * bool(undecided)
+    few = f"all but {_list([*undecided, *behind])}" if len(ahead) > 3 else _list(ahead)
+    said = [f"ahead of {few}"] * bool(ahead) + [f"undecided against {_list(undecided)}"] * bool(undecided)
     said += [f"behind {_list(behind)}"] * bool(behind)
     return f"**Federating is not shown to be ahead of every site alone:** it is {', '.join(said)}."
 
@@ -127,7 +128,7 @@ def shown(folder: str) -> str:
     name = f"{folder}/{PICTURE.name}"
     return (
         f'<picture><source media="(prefers-color-scheme: dark)" srcset="{name}-dark.png">'
-        f'<img alt="Zero-shot AUC of each model at each site" src="{name}.png"></picture>'
+        f'<img alt="Zero-shot AUC by model and site" src="{name}.png"></picture>'
     )
 
 
@@ -223,7 +224,6 @@ FOLDS = {count: f"Five folds, {count} repeats" for count in range(2, 9)} | {1: "
 
 def paragraph() -> str:
     """What README says."""
-    home = at_home()
     return "\n".join(
         [
             MARKS[0],
@@ -231,13 +231,11 @@ def paragraph() -> str:
             shown("docs/pictures"),
             "",
             prose(
-                "X-rays with labels at three hospitals, pairs at four more, real reports of other people found by the "
-                "labels; one round of sums, no training. Zero-shot macro AUC on held-out patients, mean of the three: "
-                f"{mean(FEDERATED):.1f} together; sites alone reach "
-                f"{min(mean(one) for one in ALONE):.1f} to {max(mean(one) for one in ALONE):.1f}. On a hospital's own "
-                "patients, together minus alone: "
-                f"{', '.join(f'{LABELLED[site]} {interval}' for site, interval in home.items())}. {verdict()} "
-                "[All rows, controls and membership](docs/results.md#real-x-rays-reports-of-other-people)."
+                "One round of sums, no training, public reports found by labels "
+                f"([how](docs/reports-of-others.md)). Mean of three sites: {mean(FEDERATED):.1f} together, "
+                f"{min(mean(one) for one in ALONE):.1f} to {max(mean(one) for one in ALONE):.1f} alone; at home, "
+                f"together minus alone: {', '.join(str(interval) for interval in at_home().values())}. {verdict()} "
+                "[All rows](docs/results.md#real-x-rays-reports-of-other-people)."
             ),
             "",
             MARKS[1],

@@ -62,7 +62,6 @@ from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch
 from fedvlp.data.preprocessing import Preprocessing
 from fedvlp.data.report_imputation import match_scores
 from fedvlp.data.sources.openi import OpenISource
-from fedvlp.evaluation.downstream import text_features
 from fedvlp.evaluation.intervals import area_of, components
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation as Loop
@@ -87,6 +86,7 @@ from fedvlp.methods.one_round_cca import (
 from fedvlp.objectives.medclip import MedCLIPConfig
 from fedvlp.run import presets
 from fedvlp.training.settings import Training
+from studies.protocols.vqa import text_features
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "runs" / "real-federation"

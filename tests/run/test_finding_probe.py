@@ -13,7 +13,7 @@ from support.probing import cohort, model, one_hot, shaded
 from fedvlp.core.json_file import read_json
 from fedvlp.models.findings import FindingHeads
 from fedvlp.run import beside
-from fedvlp.run.finding_probe import at_chance, features_of, files_in, fit_heads, heads_in, keep, read_each
+from fedvlp.run.finding_probe import at_chance, features_of, files_in, fit_heads, heads_in, read_each, save_heads
 
 NAMES = ("effusion", "edema", "mass")
 SPLITS = ("train",) * 60 + ("val",) * 30 + ("test",) * 30
@@ -74,7 +74,7 @@ def test_they_are_kept_beside_the_model_with_its_checksums(tmp_path: Path) -> No
     trained.save(tmp_path / "run" / "model", "")
     assert heads_in(tmp_path / "run") is None
     for weight in (1.0, 2.0):
-        keep(FindingHeads(("a",), torch.full((1, 8), weight), torch.zeros(1), "by hand"), tmp_path / "run")
+        save_heads(FindingHeads(("a",), torch.full((1, 8), weight), torch.zeros(1), "by hand"), tmp_path / "run")
         for folder in (tmp_path / "run", tmp_path / "run" / "model"):
             heads = heads_in(folder)
             assert heads is not None

@@ -73,7 +73,7 @@ def predict(
     trained = _loaded(model, statistics, device)
     if probe is not None:
         heads = finding_probe.fit_heads(trained, _records(trained, probe, cache), sensitivity)
-        finding_probe.keep(heads, model)
+        finding_probe.save_heads(heads, model)
         _show_heads(heads)
         print(f"wrote the heads beside the model; next: fedvlp predict {model} FOLDER --out predictions.csv")
     if files:

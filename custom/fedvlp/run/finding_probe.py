@@ -96,7 +96,7 @@ def features_of(model: Any, cohort: Cohort, rows: np.ndarray) -> Tensor:
     return torch.cat([pooled(model, batch) for batch in images(cohort, rows, model.config.image_size)])
 
 
-def keep(heads: FindingHeads, folder: Path) -> None:
+def save_heads(heads: FindingHeads, folder: Path) -> None:
     """Write the heads into the folder of a model, in the place of those that it had, with their checksums."""
     inside = folder / "model" if (folder / "model").is_dir() else folder
     heads.save(inside)
