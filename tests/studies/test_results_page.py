@@ -113,10 +113,10 @@ def test_a_table_whose_machines_are_mixed_has_words_where_a_figure_was(
 
 def test_this_fedvlp_reads_the_settings_of_every_cell() -> None:
     """Else a cell is another experiment: it would be run again, and where it began would not be known."""
-    tables = [CellResults(RESULTS, file.stem) for file in sorted(RESULTS.glob("*.csv")) if file.stem not in OTHERS]
+    files = [
+        file for file in sorted(RESULTS.glob("*.csv")) if file.read_text(encoding="utf-8").startswith("seed,method,")
+    ]
+    tables = [CellResults(RESULTS, file.stem) for file in files]
     assert sum(len(table.cells) for table in tables) > 500
     unread = {(table.name, cell[0]) for table in tables for cell, made in table.made().items() if made.begins is None}
     assert unread == set()
-
-
-OTHERS = ("settings", "goals", "programs")
