@@ -560,7 +560,7 @@ def test_the_privacy_page_has_each_policys_filters_and_each_limits_default() -> 
 def test_the_pages_agree_on_python() -> None:
     pages = [ROOT / "README.md", *DOCS, *PROSE]
     ranges = {said for path in pages for said in re.findall(r"Python 3\.\d+ to 3\.\d+", path.read_text("utf-8"))}
-    assert ranges == {"Python 3.10 to 3.12"}
+    assert ranges == {"Python 3.10 to 3.13"}
     for project in (ROOT, ROOT / "studies"):
         assert 'requires-python = ">=3.10"' in (project / "pyproject.toml").read_text(encoding="utf-8")
 

@@ -71,9 +71,7 @@ def test_settings_are_shown_as_set_takes_them_and_changes_are_seen() -> None:
 
 
 def test_a_name_that_no_setting_has_is_refused_with_the_nearest() -> None:
-    with pytest.raises(
-        ValueError, match=r"feddra has no setting whose name begins with 'metod'; did you mean 'method'"
-    ):
+    with pytest.raises(ValueError, match=r"feddra has no setting whose name holds 'metod'; did you mean 'method'"):
         printed("settings", "feddra", "metod")
     with pytest.raises(ValueError, match=r"unknown preset 'fedra'; did you mean 'feddra'"):
         printed("settings", "fedra")

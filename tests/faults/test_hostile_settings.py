@@ -226,7 +226,7 @@ def test_row_27_no_setting_of_a_site_leads_out(kit: Path, outside: Path) -> None
         "link/pairs.csv", "chain/pairs.csv", "file", f"x/../../../{OUTSIDE}/pairs.csv",
     )  # fmt: skip
     fields_ = file_fields()
-    assert len(fields_) > 70
+    assert len(fields_) > 40
     tried = [(source, setting, text) for number, (source, setting) in enumerate(fields_)
              for text in (away if number < 4 else away[number % 6 :: 6])]  # fmt: skip
     for source, setting, text in tried:

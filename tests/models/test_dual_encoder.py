@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.types import GROUPS, Batch, group
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig, describe, masked_mean
 from fedvlp.models.serialization import verify_checksums
@@ -210,7 +211,7 @@ def test_interrupted_save_keeps_the_old_model(tmp_path: Path, monkeypatch: pytes
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
-        with pytest.raises(OSError, match="no space"):
+        with pytest.raises(CheckpointError, match="no space"):
             SMALL.build(1).save(tmp_path)
     assert same(DualEncoder.from_pretrained(tmp_path).state_dict(), SMALL.build(0).state_dict())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["SHA256SUMS", "config.json", "model.safetensors"]

@@ -121,10 +121,11 @@ def test_nothing_of_a_run_becomes_markup(tmp_path: Path) -> None:
     assert "joint: </script><b>" in page.alts()
 
 
-def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
+def test_the_page_needs_nothing_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import matplotlib
 
     before = dict(matplotlib.rcParams)
+    monkeypatch.chdir(tmp_path)  # commands name the run as it is seen from here
     folder = run_of(tmp_path, robust())
     page = page_of(folder, drawn=True)
     policy = next(attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")

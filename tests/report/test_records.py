@@ -246,7 +246,7 @@ def test_a_run_without_recalls_says_so(tmp_path: Path) -> None:
     """As at hospitals whose policy lets none leave: a sentence, in the place of a table that would be empty."""
     folder = simulated(tmp_path, SMALL)
     done = CliRunner().invoke(app, ["report", str(folder.path)], catch_exceptions=False)
-    assert done.output.startswith("no recall left the sites (their policy), or none was measured\nreport ")
+    assert "\nno recall left the sites (their policy), or none was measured\nreport " in done.output
 
 
 @needs_browser

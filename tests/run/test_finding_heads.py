@@ -92,7 +92,7 @@ def test_the_threshold_names_nine_in_ten_by_hand() -> None:
     Nine positives outrank the first negative, eight the second: an AUC of 17 in 20.
     """
     stated = torch.tensor([*(number / 10 for number in range(1, 11)), 0.15, 0.25]).double()
-    figures = finding_heads._figures(stated, torch.tensor([1.0] * 10 + [0.0] * 2))
+    figures = finding_heads.figures_of(stated, torch.tensor([1.0] * 10 + [0.0] * 2))
     assert figures["threshold"] == pytest.approx(0.2)
     assert (figures["sensitivity"], figures["specificity"]) == (0.9, 0.5)
     assert figures["auc"] == 0.85

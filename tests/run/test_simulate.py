@@ -383,7 +383,7 @@ FILMS = replace(TWO.data, image_size=72)
 UNINTERRUPTED = {
     "feddra": (replace(TWO, method=small(METHODS["feddra"])), 9),
     "local": (replace(TWO, method=small(METHODS["local"])), 10),
-    "adapters": (replace(TWO, data=FILMS, model=ADAPTERS, wire=Wire("int8", "int8", True, True)), 16),
+    "adapters": (replace(TWO, data=FILMS, model=ADAPTERS, wire=Wire("bfloat16", "int8")), 16),
 }
 """An experiment, and the last of its writes."""
 

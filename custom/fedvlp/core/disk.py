@@ -16,10 +16,18 @@ TEXTS = tuple(os.strerror(number) for number in NUMBERS)
 def is_full(error: BaseException | None) -> bool:
     """Whether the error, or one that it came of, is that a disk or a quota is used up."""
     while error is not None:
-        if getattr(error, "errno", None) in NUMBERS or any(text in str(error) for text in TEXTS):
+        if getattr(error, "errno", None) in NUMBERS or any(text in _text(error) for text in TEXTS):
             return True
         error = error.__cause__
     return False
+
+
+def _text(error: BaseException) -> str:
+    """What an error says; "" where it is of a class that cannot even say it."""
+    try:
+        return str(error)
+    except Exception:  # any, of a foreign class
+        return ""
 
 
 def free_space(folder: Path, needed: int = 0) -> str:

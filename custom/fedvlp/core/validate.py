@@ -25,7 +25,7 @@ _BOUNDS = {
     2**12: "dim embedding_dim image_size latent max_tokens reduction shared width",
     MOST_SITES: "image_only k local_epochs quorum sites sites_per_round text_only",
     2**10: "adapter_rank channels context threads",
-    2**8: "heads",
+    2**8: "heads retrieve",
     2**7: "blocks iterations layers text_layers",
     16: "in_channels",
 }

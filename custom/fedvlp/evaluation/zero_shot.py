@@ -211,7 +211,7 @@ def _only(selector: Any, name: str, like: Tensor, classes: Iterable[str]) -> Ten
 def class_scores(image: Tensor, texts: Embeddings, ensemble: str = "mean", absent: Tensor | None = None) -> Tensor:
     """Scores [N, C]: the mean (or max) over each class's prompts [P, d] of their cosine with images [N, d].
 
-    Less the mean cosine with ``absent`` [Q, d], where that is given: the same for every class of an image, so that
+    Minus the mean cosine with ``absent`` [Q, d], where that is given: the same for every class of an image, so that
     which class is highest does not hang on it, and which image is does. Raises ValueError for a score that is nan, as
     a diverged model gives.
     """

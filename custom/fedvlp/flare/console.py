@@ -35,7 +35,7 @@ class CommandRate(CommandFilter):
         self._allowance, self._audit = Allowance(AT_ONCE, A_SECOND), RefusedLines()
 
     def pre_command(self, conn: Connection, args: list[str]) -> bool:
-        """FLARE's hook: whether the command goes on. Before the login the account is the one of the certificate."""
+        """FLARE's hook: whether the command is done. Before the login the account is the one of the certificate."""
         message = conn.get_prop(ConnProps.REQUEST)
         account = conn.get_prop(ConnProps.USER_NAME) or (message and message.get_prop(MessagePropKey.COMMON_NAME))
         if self._allowance.take(str(account)) is not None:

@@ -147,7 +147,7 @@ class Solving:
 
     def add(self, update: Update) -> None:
         records, sent = self._method.weight(self._server, update), update.state
-        of_pairs, of_images = (records * min(1.0, max(0.0, part)) for part in sent[PARTS].tolist())
+        of_pairs, of_images = (records * min(1.0, max(0.0, share)) for share in sent[PARTS].tolist())
         pairs = {name: sent[name] for name in moments_of(self._server.state)}
         self._mean.add(about_zero(pairs) if self._method.site_means else pairs, of_pairs)
         if self._method.findings and of_images:
@@ -323,15 +323,15 @@ def read_features(client: Client, findings: Sequence[str]) -> Features:
                 paired.append(torch.arange(count, count + len(batch["row"])))
                 rows.append(batch["row"].cpu())
             count += len(batch["row"])
-        place = torch.full((client.data.num_train,), -1)  # of a record among the pairs
+        position = torch.full((client.data.num_train,), -1)  # of a record among the pairs
         none = torch.empty(0, dtype=torch.int64)
         of_pairs = torch.cat([none, *rows])
-        place[of_pairs] = owner = torch.arange(len(of_pairs))
+        position[of_pairs] = owner = torch.arange(len(of_pairs))
         if (several := client.data.report_batches(ROWS)) is not None:  # all reports of a record, in the place of one
             texts, owners = texts[:1], [none]
             for batch in several:
                 client.model(batch)
-                whose = place[batch["row"].cpu()]
+                whose = position[batch["row"].cpu()]
                 texts.append(seen["text"].double().cpu()[whose >= 0])
                 owners.append(whose[whose >= 0])
             owner = torch.cat(owners)

@@ -18,6 +18,7 @@ from fedvlp.report.run import SCOPES, Run
 from fedvlp.run.beside import lacking, siblings, ways_on
 from fedvlp.run.compare import BATCH, INITIAL
 from fedvlp.run.experiment import POOLED
+from fedvlp.run.folder import seen_from_here
 from fedvlp.run.metrics import Record, by_site
 from fedvlp.run.recalls import FROM_AVERAGE, GAIN, SITE, TOGETHER, TRAINED, Recall
 
@@ -127,7 +128,7 @@ def next_steps(run: Run) -> str:
 
 def _typed(run: Run, before: str = "") -> str:
     """The run's folder as a command takes it."""
-    return shlex.quote(f"{before}{run.folder.path}")
+    return shlex.quote(f"{before}{seen_from_here(run.folder.path)}")
 
 
 def _left_out(run: Run) -> str:

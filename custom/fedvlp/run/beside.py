@@ -40,7 +40,7 @@ from fedvlp.run import measurements, presets, recalls, zero_shot_areas
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.compare import BATCH, INITIAL, FinishedRun
 from fedvlp.run.evaluate import paired_sites
-from fedvlp.run.folder import RunFolder
+from fedvlp.run.folder import RunFolder, seen_from_here
 from fedvlp.run.model_card import RESULTS_END, with_block
 from fedvlp.run.model_use import told_apart
 from fedvlp.run.recalls import GAIN, SITE, TOGETHER, TRAINED, Recall, is_built_in
@@ -403,7 +403,7 @@ def lacking(folder: RunFolder) -> list[str]:
         if name in there or isinstance(experiment.method, kind):
             continue
         own = f"{preset}{'-real' * real}"
-        like = f"fedvlp simulate {own} --like {shlex.quote(str(folder.path))}"
+        like = f"fedvlp simulate {own} --like {shlex.quote(seen_from_here(folder.path))}"
         commands.append(f"{name}: {like if experiment.takes_steps else on_records_of(own, experiment, folder.path)}")
     return commands
 
@@ -444,7 +444,8 @@ def ways_on(folder: RunFolder, shown: Sequence[Beside]) -> list[str]:
                 f"would be significant with about {needed:,}"
             )
     name, said = CHEST_MODEL
-    again = f"fedvlp simulate {folder.experiment().name} {shlex.join(['--data', f'run:{folder.path}'])} --start {name}"
+    records = shlex.quote(f"run:{seen_from_here(folder.path)}")
+    again = f"fedvlp simulate {folder.experiment().name} --data {records} --start {name}"
     return [*ways, f"start from a chest model ({said}): fedvlp towers import FOLDER --as {name}, then {again}"]
 
 

@@ -51,6 +51,12 @@ log = logging.getLogger(__name__)
 PACKAGES = ("fedvlp", "torch", "numpy", "safetensors", "nvflare", "monai", "timm", "transformers")
 
 
+def seen_from_here(path: Path) -> str:
+    """Return the path as a command run here takes it: a page that is handed on shows no more of this machine."""
+    here = Path.cwd()
+    return str(path.absolute().relative_to(here)) if path.absolute().is_relative_to(here) else str(path)
+
+
 class UnreadableRunError(ValueError):
     """A run that has not finished cannot be read, so nobody can say whether it is the one to resume."""
 

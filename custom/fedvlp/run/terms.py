@@ -19,6 +19,7 @@ from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.fitting import fitted
+from fedvlp.run.folder import seen_from_here
 from fedvlp.run.metrics import Record
 
 ENCODER = "encoder"
@@ -137,7 +138,7 @@ def on_records_of(preset: str, other: Experiment, folder: Path) -> str:
 
     What ``other`` has as its own preset has it is left out; of a preset that is not known here, the seed alone is not.
     """
-    words = ["fedvlp", "simulate", preset, "--data", f"run:{folder}"]
+    words = ["fedvlp", "simulate", preset, "--data", f"run:{seen_from_here(folder)}"]
     try:
         own = fitted(replace(presets.get(other.name), data=other.data)).pinned()
     except ValueError:

@@ -147,8 +147,9 @@ class Stepper:
             raise NoLossError(
                 f"{self.client.name}: the objective has no term for a batch of {', '.join(sorted(batch))}: a modality "
                 f"is missing that this method does not complete; {REMEDY}",
-                public=f"the objective has no loss for this site's records: a modality is missing that this method "
-                f"does not complete; {REMEDY}",
+                public="the objective has no loss for this site's records: a modality is missing that this method does "
+                "not complete; give it images with reports, leave it out (partition.left_out), or choose a method that "
+                "takes either half (car-mfl, creamfl)",
             )
         loss: Any = sum(terms.values())
         return loss

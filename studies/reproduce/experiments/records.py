@@ -20,6 +20,7 @@ from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.fitting import with_paths
 from studies.claims.cell_results import Figures
+from studies.collections import SOURCES as MORE_SOURCES
 from studies.collections.creamfl_collections import CreamFLSource
 from studies.reproduce.table import PAPER, Size
 from studies.rivals import FedFed
@@ -35,7 +36,7 @@ MODEL = ModelConfig(image_size=32, head_hidden=16, embedding_dim=16, head_norm="
 
 def source(size: Size, name: str, pixels: int = 256, **settings: Any) -> Any:
     """The data set ``name`` of ``size``, with ``settings`` of its source; what --data sets goes before them."""
-    kind: Any = SOURCES[name]
+    kind: Any = {**SOURCES, **MORE_SOURCES}[name]
     made = kind.at(size.folder(name).absolute(), image_size=36 if size.quick else pixels, **settings)
     for key, _, value in (setting.partition("=") for setting in size.elsewhere.get(name, ())[1:]):
         made = override(made, key, value)

@@ -6,7 +6,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -149,8 +149,8 @@ class TableSource(Listed):
 
     path: str = field(metadata=BELOW_ROOT)  # the CSV, with a header; packed (gz, bz2, xz, zip), JSON or parquet too
     root: str | None = None  # folder the image names are relative to and may not leave; None: the CSV's own
-    _: KW_ONLY
-    image_size: int = 72  # side of the decoded square, pixels
+    # by name alone, as in the base class; Python 3.10 cannot resolve the hints of a class with dataclasses.KW_ONLY
+    image_size: int = field(default=72, kw_only=True)  # side of the decoded square, pixels
     # required; A/B joins two columns, as a folder and a name in it; "" for a table of reports alone
     image_column: str = "image"
     suffix: str = ""  # of the images, where names lack it and a folder has several of one name: png, dcm, ...
@@ -173,7 +173,9 @@ class TableSource(Listed):
     min_site_size: int = 0  # sites with fewer usable rows are left out
     max_skipped: float = 0.2  # more skipped rows than this part of the table is an error, 0..1
     sentence_table: str | None = field(default=None, metadata=BELOW_ROOT)  # CSV of data/sentences.py; None: no labels
-    burned_in: str = SEARCH  # text in images: search (pixels, where fedvlp[ocr] is installed) | header | accept
+    burned_in: str = field(
+        default=SEARCH, kw_only=True
+    )  # text in images: search (pixels, where fedvlp[ocr] is installed) | header | accept
     # of image files, not 0 within a structure that the column is named after; names, or "a,b"; an empty cell: no mask
     mask_columns: tuple[str, ...] | str = ""
     # sex, age, ...: what evaluations judge by; names, or "a,b"; "age" becomes bands of 20 years

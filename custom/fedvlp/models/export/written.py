@@ -41,15 +41,17 @@ def statistics_of(tower: Any) -> dict[str, Any]:
 
 
 def write_preparation(model: DualEncoder, folder: Path, texts: bool = True, normalise: bool = False) -> None:
-    """Writes preprocessing.json, prepare.py and radiograph.py, and with ``texts`` tokenization.json and tokenizer/.
+    """Writes preprocessing.json, prepare.py and what that reads, and with ``texts`` tokenization.json and tokenizer/.
 
     With ``normalise``, for an image tower as its own library has it, prepare.py gives images the mean and std that the
-    tower was made for; otherwise what is exported does that itself. radiograph.py is this package's, so that an image
-    is decoded as it is here.
+    tower was made for; otherwise what is exported does that itself. radiograph.py and text_restoration.py are this
+    package's, so that an image is decoded and a phrase restored as here.
     """
     said = statistics_of(model.image_encoder) if normalise else {}
     save_json(folder / "preprocessing.json", model.preprocessing and model.preprocessing | said)
-    for name, source in (("prepare.py", "models/export/prepare.py.txt"), ("radiograph.py", "data/radiograph.py")):
+    sources = {"prepare.py": "models/export/prepare.py.txt"}
+    sources |= {name: f"data/{name}" for name in ("radiograph.py", "text_restoration.py")}
+    for name, source in sources.items():
         code = files("fedvlp").joinpath(source).read_text(encoding="utf-8")
         (folder / name).write_text(code, encoding="utf-8")
     if not texts:
