@@ -214,6 +214,7 @@ METHODS_SAME = {
     "iot_alpha": "a site that lacks images or reports counts less: methods/test_creamfl.py",
     "best_by": MEASURED + "methods/test_mfedavg.py",
     "one-round-cca.tower": "a toy's heads are no wider than its towers: methods/test_one_round_cca.py",
+    "finding_ridge": "of the findings' heads",
     "findings": "a toy knows none: methods/test_one_round_cca.py",
     "threshold": MEASURED + "methods/test_pms_fm.py",
     "car-mfl.public": "true alone is taken",

@@ -134,7 +134,9 @@ def test_a_worst_site_that_falls_loses_what_it_lost() -> None:
     assert fell[f"{SITE}a"] == (-50, -50, -50)
 
 
-def test_a_batch_has_the_patients_of_its_own_records(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_has_the_patients_of_its_own_records(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of 36 test records 32 are in a batch: the first, whose patients are resampled, and not the last."""
     given: list[dict[str, list[str]]] = []
     made = recalls.Bootstrap
@@ -144,10 +146,12 @@ def test_a_batch_has_the_patients_of_its_own_records(folder: RunFolder, monkeypa
         return made(patients)
 
     monkeypatch.setattr(recalls, "Bootstrap", noted)
-    run = recalls.FinishedRun(folder, "run")
+    copy = RunFolder(tmp_path / "small" / "001")  # the others read what is measured in the folder
+    shutil.copytree(folder.path, copy.path)
+    run = recalls.FinishedRun(copy, "run")
     for site, of_site in run.patients.items():
         run.patients[site] = [f"{site}-{number}" for number in range(len(of_site))]
-    recalls.measure(folder, run)
+    recalls.measure(copy, run)
     batch, whole = given
     assert batch == {site: [f"{site}-{number}" for number in range(32)] for site in SITES}
     assert whole == run.patients

@@ -54,7 +54,7 @@ class Films(SiteData):
         super().__init__(cohort, {"train": cohort.rows("train")}, HashTokenizer(50, 6), 32)
         self.read: list[int] = []
 
-    def _reader(self, rows: Any) -> Any:
+    def _reader(self, rows: Any, imaged: Any) -> Any:
         def read(chosen: torch.Tensor) -> torch.Tensor:
             self.read.append(len(chosen))
             return self._pixels(rows[chosen.numpy()])
