@@ -26,7 +26,7 @@ from fedvlp.core import gate
 from fedvlp.core.types import Failure, FailureKind, Update
 from fedvlp.deploy import envelope, named_data, site_config
 from fedvlp.deploy.envelope import FIGURES, Behind, Envelope, Watched
-from fedvlp.federation import codec, loop, wire
+from fedvlp.federation import codec, loop
 from fedvlp.federation.wire import ServerEnd
 from fedvlp.flare import job_check, messages, paths, privacy_filters, task_handler
 from fedvlp.flare.class_list import needed
@@ -89,7 +89,7 @@ def test_no_experiment_shows_single_records(tmp_path: Path, monkeypatch: Patch) 
         assert stage.judge(f"share={share}", showing, 0, 0) == becomes
 
 
-OFTEN = ("8-bit differences", "FedDRA")
+OFTEN = ("8-bit changes", "FedDRA")
 """The settings of which the red team is tried at every commit."""
 
 
@@ -149,16 +149,12 @@ def _unguarded_check(self: Any, site: str, update: Update) -> str:
     return self._refusal(site, update) or ""
 
 
-def _unguarded_decoding(self: Any, site: str, update: Update, sent: Any, detach: bool = False) -> Update:
-    return replace(update, state=codec.decode(update.state, sent.base, self.wire))
+def _unguarded_decoding(self: Any, update: Update, sent: Any) -> Update:
+    return replace(update, state=codec.decode(update.state, sent, self.wire))
 
 
 def _any_round(update: Update, *, round: int, phase: str, **rest: Any) -> str | None:
     return gate.check(replace(update, round=round, phase=phase), round=round, phase=phase, **rest)
-
-
-def _any_form(name: str, codes: Any, scales: Any, shape: Any) -> Any:
-    return scales
 
 
 def _join(root: Path, name: Any) -> Path:
@@ -201,11 +197,6 @@ def _any_reason(monkeypatch: Patch) -> None:
     monkeypatch.setattr(messages, "send_failure", _in_full)
     for module in (messages, privacy_filters):
         monkeypatch.setattr(module, "one_line", str)
-
-
-def _no_paths(monkeypatch: Patch) -> None:
-    """The wire and the site's task handler find the run's folder by one function."""
-    monkeypatch.setattr(paths, "under", _join)
 
 
 def _any_tower(monkeypatch: Patch) -> None:
@@ -266,8 +257,8 @@ IN_UPDATES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "the gate: which reasons are repeated": ("plain", off(messages, "one_line", str)),
     "reading is guarded": ("plain", off(FederatedController, "_reply", staticmethod(_unguarded_reading))),
     "checking is guarded": ("plain", off(loop.Federation, "_problem", _unguarded_check)),
-    "decoding is guarded": ("8-bit differences", off(ServerEnd, "_incoming", _unguarded_decoding)),
-    "codes and scales": ("8-bit differences", off(codec, "_refuse_codes", _any_form)),
+    "decoding is guarded": ("8-bit changes", off(ServerEnd, "_decoded", _unguarded_decoding)),
+    "codes and scales": ("8-bit changes", off(codec, "_refuse_codes")),
     "form of what is decoded": ("half precision", off(codec, "_refuse_form")),
     "clipping": ("clipped", off(loop, "bounded", lambda updates, *rest, **limits: updates)),
 }  # fmt: skip
@@ -278,8 +269,6 @@ IN_BROADCASTS: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "the site's gate: tensors": ("FedAvg", off(gate, "_check_sent_tensors")),
     "which run it is": ("FedAvg", off(task_handler, "refuse_other")),
     "where the run lies": ("Local", off(paths, "under", _join)),
-    "where the wire's copy lies": ("8-bit differences", _no_paths),
-    "which copy is changed": ("8-bit differences", off(wire, "_refuse_other_copy")),
     "which names are repeated": ("FedAvg", off(task_handler, "plain", str)),
     "which reasons leave": ("FedAvg", _any_reason),
 }  # fmt: skip

@@ -415,7 +415,7 @@ def test_a_run_whose_target_networks_stay_at_its_sites_is_evaluated(
     assert EVALUATIONS["zero-shot"](folder, Choices())[0].name == "zero-shot.csv"
     assert distort(folder, Retrained(steps=1))[0].name == "distortion.csv"
     assert recalls.measure(folder).exists()
-    assert not audited or audits.measure(folder, controls=False, resamples=20).rows
+    assert not audited or audits.measure(folder, resamples=20).rows
 
 
 # Whom the intervals are over

@@ -237,7 +237,7 @@ def test_films_are_drawn_where_an_audit_has_none_and_a_run_of_other_settings_is_
         folder.model.touch()
 
     canary = SimpleNamespace()
-    there = audits.audits.Audit(1, 0, (), (), canaries=(canary,))
+    there = audits.measured.Attacks(1, canaries=(canary,))
     kept: dict[Path, Any] = {}
 
     def measure(folder: RunFolder, invert: float) -> Any:
@@ -246,8 +246,9 @@ def test_films_are_drawn_where_an_audit_has_none_and_a_run_of_other_settings_is_
         return kept[folder.path]
 
     monkeypatch.setattr(audits, "simulate", simulated)
-    monkeypatch.setattr(audits.audits, "measure", measure)
-    monkeypatch.setattr(audits.audits, "read", lambda folder: kept.get(folder.path))
+    monkeypatch.setattr(audits.measured, "measure", measure)
+    monkeypatch.setattr(audits.measured, "read", lambda folder: kept.get(folder.path))
+    monkeypatch.setattr(audits.audits, "read", lambda folder: canary)
     chosen = presets.get("fedavg")
     for invert in (0.0, 0.0, 60.0, 60.0, 0.0):
         audits.audited(tmp_path, chosen, invert)

@@ -13,7 +13,7 @@ from support.toy import ADAMW, Fuse, World, forked, same_bytes
 
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool
 from fedvlp.methods import FedAvg, FedDRA
-from fedvlp.run.presets import PRESETS
+from fedvlp.run import presets
 from studies.rivals import FedEMA, FedU, FedX
 
 pytestmark = pytest.mark.slow(seconds=5)
@@ -82,8 +82,8 @@ def test_a_new_site_for_every_task_gives_the_same_bytes(name: str, tmp_path: Pat
 
 def test_the_presets_have_the_objectives_that_their_methods_need() -> None:
     """FedU and FedEMA without a predictor, FedX without views and FedMAE without masks would be FedAvg, unsaid."""
-    objectives = {name: type(PRESETS[name].objective).__name__ for name in ("fedu", "fedema", "fedx", "fedmae")}
+    objectives = {name: type(presets.get(name).objective).__name__ for name in ("fedu", "fedema", "fedx", "fedmae")}
     assert objectives == {"fedu": "BYOLConfig", "fedema": "BYOLConfig", "fedx": "NTXentConfig", "fedmae": "MAEConfig"}
-    fedx: Any = PRESETS["fedx"].objective
+    fedx: Any = presets.get("fedx").objective
     assert (fedx.temperature, fedx.predictor) == (0.1, True)
-    assert type(PRESETS["fedmae"].method) is FedAvg
+    assert type(presets.get("fedmae").method) is FedAvg
