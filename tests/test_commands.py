@@ -39,8 +39,11 @@ ELSEWHERE = {
 }
 """A command that is not run here: why."""
 
-RUN_BY = {"extending.md": "tests/test_extending.py"}
-"""A page whose commands need the files that it shows: the test that writes these and runs them."""
+RUN_BY = {
+    "extending.md": "tests/test_extending.py",
+    "reports-of-others.md": "tests/run/test_finding_heads.py",  # on synthetic X-rays: the page's are two downloads
+}
+"""A page whose commands need files that are not here: the test that writes such files and runs them."""
 
 PROGRAMS = ("make ", "fedvlp ", "nvflare ", "python ", "pip ", "pytest ", "mkdocs ", "git ", "cd ")
 SMALL = {"data.size": "700", "rounds.rounds": "1", "method.local_steps": "2", "training.batch_size": "16"}

@@ -238,7 +238,7 @@ def test_export_writes_for_another_library(home: Path, monkeypatch: pytest.Monke
     assert output == (
         'wrote onnx, with the features that it has here: onnxruntime.InferenceSession("onnx/image.onnx")\n'
     )
-    prepared = ("prepare.py", "preprocessing.json", "radiograph.py", "tokenization.json")
+    prepared = ("prepare.py", "preprocessing.json", "radiograph.py", "text_restoration.py", "tokenization.json")
     names = ("README.md", "image.onnx", *prepared, "text.onnx")
     assert sorted(path.name for path in (home / "onnx").iterdir()) == sorted(names)
 

@@ -109,7 +109,7 @@ def test_in_colour_each_channel_is_what_it_would_be_alone(kind: str, tmp_path: P
 def test_a_photograph_is_padded_and_cropped_with_its_channels(tmp_path: Path) -> None:
     """40 x 20 pixels of orange to 16: 8 columns of it between zeros, and 8 x 8 of it in the middle."""
     orange = np.broadcast_to(np.array([255, 128, 0], dtype=np.uint8), (40, 20, 3)).copy()
-    orange[:2], orange[2:4] = 0, 255
+    orange[:2], orange[2:4], orange[39, 0] = 0, 255, 0
     photo = png(tmp_path / "a.png", orange)
     out = decode(photo, 16, False, True)
     assert out.shape == (16, 16, 3)

@@ -28,7 +28,7 @@ from fedvlp.deploy import envelope, named_data, site_config
 from fedvlp.deploy.envelope import FIGURES, Behind, Envelope, Watched
 from fedvlp.federation import codec, loop
 from fedvlp.federation.wire import ServerEnd
-from fedvlp.flare import job_check, messages, paths, privacy_filters, task_handler
+from fedvlp.flare import job_check, messages, paths, task_handler
 from fedvlp.flare.class_list import needed
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.job_check import JobCheck
@@ -184,21 +184,6 @@ def _classes_only(self: JobCheck, app: Path) -> None:
             raise job_check.JobRefusedError(f"class {job_check._quoted(path)} is not on this site's list of classes")
 
 
-_send_failure = messages.send_failure
-
-
-def _in_full(error: Exception | Failure) -> Any:
-    """An error reply with whatever the error says."""
-    return _send_failure(error if isinstance(error, Failure) else Failure(FailureKind.FAILED, "", f"{error}"))
-
-
-def _any_reason(monkeypatch: Patch) -> None:
-    """The closed list, at the executor, at the site's filters and where the reply is read, and the rule before it."""
-    monkeypatch.setattr(messages, "send_failure", _in_full)
-    for module in (messages, privacy_filters):
-        monkeypatch.setattr(module, "one_line", str)
-
-
 def _any_tower(monkeypatch: Patch) -> None:
     for module in (site_config, hostile_jobs):
         monkeypatch.setattr(module, "with_own_towers", lambda experiment, kit: experiment)
@@ -270,7 +255,6 @@ IN_BROADCASTS: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "which run it is": ("FedAvg", off(task_handler, "refuse_other")),
     "where the run lies": ("Local", off(paths, "under", _join)),
     "which names are repeated": ("FedAvg", off(task_handler, "plain", str)),
-    "which reasons leave": ("FedAvg", _any_reason),
 }  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def test_monais_tools_find_what_a_bundle_has(tmp_path: Path) -> None:
     assert metadata == json.loads(Path(files["metadata"]).read_text())
     names = ("README.md", "__init__.py", "inference.json", "metadata.json", "model.ts", "prepare.py")
     seen = sorted(path.name for path in (tmp_path / "encoder").rglob("*") if path.is_file())
-    assert seen == sorted((*names, "preprocessing.json", "radiograph.py"))
+    assert seen == sorted((*names, "preprocessing.json", "radiograph.py", "text_restoration.py"))
 
 
 def test_a_bundle_of_colour_sees_colour(tmp_path: Path) -> None:

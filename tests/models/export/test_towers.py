@@ -46,8 +46,13 @@ def test_timm_gives_the_features_of_the_image_tower(name: str, channels: int | N
     told = timm.data.resolve_model_data_config(loaded)
     assert (tuple(told["input_size"]), told["crop_pct"]) == ((channels or 3, 32, 32), 0.8)
     assert set(told["mean"]) == set(told["std"]) == {0.5}
-    names = ["README.md", "config.json", "model.safetensors", "prepare.py", "preprocessing.json", "radiograph.py"]
-    assert sorted(path.name for path in folder.iterdir()) == names
+    prepared = ["prepare.py", "preprocessing.json", "radiograph.py", "text_restoration.py"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        *prepared,
+    ]
     assert "`prepare.py` prepares images as preprocessing.json says" in (folder / "README.md").read_text()
     levels = Image.fromarray(read_film(square_film(1)).round().astype(np.uint8))  # which timm does not know
     prepared = timm.data.create_transform(**told)(levels.convert("RGB" if channels != 1 else "L"))
