@@ -232,8 +232,9 @@ def paragraph() -> str:
             "",
             prose(
                 "One round of sums, no training, public reports found by labels "
-                f"([how](docs/reports-of-others.md)). Zero-shot AUC, mean of three sites: {mean(FEDERATED):.1f} together, "
-                f"alone {min(mean(one) for one in ALONE):.1f} to {max(mean(one) for one in ALONE):.1f} (chance 50); at home, "
+                f"([how](docs/reports-of-others.md)). Zero-shot AUC, mean of three sites: {mean(FEDERATED):.1f} "
+                f"together, alone {min(mean(one) for one in ALONE):.1f} to {max(mean(one) for one in ALONE):.1f} "
+                "(chance 50); at home, "
                 f"together minus alone: {', '.join(str(interval) for interval in at_home().values())}. {verdict()} "
                 "[All rows](docs/results.md#real-x-rays-reports-of-other-people)."
             ),
