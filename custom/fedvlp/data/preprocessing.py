@@ -25,7 +25,7 @@ REMEDIES = {
     "unsupported image format": "PNG, JPEG, TIFF and DICOM are read",
     "corrupt image": "its content is damaged or incomplete; export it again",
     "empty file": "it has no bytes; copy or export it again",
-    "incomplete image": "a third of it or more has one value, as a transfer that broke off leaves it; copy it again",
+    "incomplete image": "its lower third or more has one value, as a transfer that broke off leaves it; copy it again",
     "constant image": "all of its pixels are equal",
     "no image": "it is a DICOM report, presentation state or other document; give the image that belongs to it",
     "no pixel data": "it has the header of an image alone; export it with its pixels",

@@ -48,7 +48,7 @@ CARRY = 0.06  # of the lower bits' range; measured: 0.1 to 1 where bits are lack
 SPACINGS = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio")  # height, width
 SQUARE = 0.02  # a pixel whose sides differ by less is square; measured spacings are rounded
 MOST_OBLONG = 5  # sides of a pixel that differ by more are a mistake in the header
-LOST = 1 / 3  # of an image: so much of one value on one side alone is what a transfer that broke off left
+LOST = 1 / 3  # of an image: so much of one value at its lower end alone is what a transfer that broke off left
 FILL_ORDER, LOW_BIT_FIRST = 0x010A, 2  # of TIFF
 BITS_PER_SAMPLE = 0x0102  # of TIFF
 UNUSABLE = ", with a window or rescale that cannot be applied"
@@ -304,23 +304,20 @@ def _finished(image: _Values, longest: int | None, colour: bool) -> np.ndarray:
 
 
 def _is_cut_off(values: np.ndarray) -> bool:
-    """Whether ``LOST`` of the rows or columns hold one value to one side, and not half as many to the other.
+    """Whether ``LOST`` of the rows, the last ones, hold one value, and not half as many of the first ones do.
 
-    A transfer that broke off leaves that. Borders and shutters are on both sides, or smaller.
+    A transfer that broke off leaves that: rows are stored from above. Shutters are on both sides, a margin is smaller.
     """
     plane = values if values.ndim == 2 else values[..., 0]
-    for lines in (plane, plane.T):
-        one_side, other = sorted((_even_lines(lines), _even_lines(lines[::-1])))
-        if LOST * len(lines) <= other < len(lines) and one_side <= other / 2:
-            return True
-    return False
+    below, above = _even_rows(plane[::-1]), _even_rows(plane)
+    return LOST * len(plane) <= below < len(plane) and above <= below / 2
 
 
-def _even_lines(lines: np.ndarray) -> int:
+def _even_rows(rows: np.ndarray) -> int:
     """Return how many rows from the first one on hold the value of the first pixel alone."""
-    if lines[0].min() != lines[0].max():
+    if rows[0].min() != rows[0].max():
         return 0
-    return int(np.argmin(np.append((lines == lines[0, 0]).all(axis=1), False)))
+    return int(np.argmin(np.append((rows == rows[0, 0]).all(axis=1), False)))
 
 
 def _with_square_pixels(shape: tuple[int, int], aspect: float) -> tuple[int, int]:

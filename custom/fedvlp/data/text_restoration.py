@@ -55,15 +55,16 @@ _HIDES = (
     r"(?:patient|pt|person|persons?|first|last|middle|sur|full|doctor|dr|physician|provider|radiologist|clinician|staff"
     r"|hospital|clinic|institution|organi[sz]ation|org|facility|vendor|company|location|loc|address|street|city|state"
     r"|country|zip(?:code)?|date|time|datetime|dob|year|month|day|age|sex|phone|fax|contact|tel|telephone|e-?mail|url|ip"
-    r"|id|ids|mrn|ssn|accession|number|num|no|record|medical|us|other|phi|pii|name|names?|initials|profession|username"
+    r"|ids?|mrn|ssn|accession|number|num|record|phi|pii|names?|initials|profession|username|place"
     r"|redacted|removed|de-?identified|anonymi[sz]ed|masked|deleted|blank|hidden|suppressed"
     r"|datum|arzt|klinik|krankenhaus|ort|alter|geburtsdatum|nombre|apellidos?|fecha|paciente|m[eé]dico|nom|pr[eé]nom"
     r"|h[oô]pital|nome|cognome|paziente|data)"
 )
-_HIDDEN_WORDS = rf"{_HIDES}(?:[ _-]{{1,2}}{_HIDES}){{0,3}}(?:[ _-]?\d{{1,4}})?"
+_HIDDEN_WORDS = rf"(?:(?:us|medical|other)[ _-])?{_HIDES}(?:[ _-]{{1,2}}{_HIDES}){{0,3}}(?:[ _-]?\d{{1,4}})?"
 _MARK = re.compile(
     r"\[\*\*.{0,200}?\*\*\]"  # MIMIC-III's
-    rf"|\*\*[A-Z][A-Z_-]{{1,30}}(?:\[[^\]\n]{{0,80}}\]|<[^>\n]{{0,80}}>)?"  # De-ID's and i2b2's: **NAME[AAA]
+    # De-ID's and i2b2's: **NAME[AAA], **ID-NUM; "**No effusion**" is bold type
+    rf"|\*\*(?=(?-i:[A-Z_-]+)(?![a-z])){_HIDDEN_WORDS}(?:\[[^\]\n]{{0,80}}\]|<[^>\n]{{0,80}}>|(?![\w*]))"
     rf"|<\s?{_HIDDEN_WORDS}\s?/?>|\[\s?{_HIDDEN_WORDS}\s?\]|\{{{{?\s?{_HIDDEN_WORDS}\s?\}}?\}}"
     r"|(?<![^\W_])(?:X{3,}(?:[-/.:]X{2,})*|X{2,}(?:[-/.:]X{2,})+)(?![^\W_])|X{4,}"  # in "53XXXX" as well
     r"|[█■]{1,}|(?<![*])\*{4,}(?![*])|(?<!#)#{3,}(?!#)|@{3,}",
@@ -71,7 +72,8 @@ _MARK = re.compile(
 )
 
 # Signs in the place of words. A minus is one only where it can be nothing else: in brackets, behind the colon of a
-# finding, or behind a finding in a text that has a plus there as well; else it is a dash, a hyphen or a bullet.
+# finding, or behind a finding in a text that has a plus there as well; else it is a dash, a hyphen or a bullet. An
+# empty box is one only in a text that has a ticked one: "[ ]" is what templates leave open, too.
 
 _PLUS, _MINUS = r"[+\uff0b\u2795]{1,4}", r"[-\u2212\u2010-\u2015\uff0d\u2796]{1,3}"
 _ENDS = r"(?=\s*(?:$|[,;.)|\n]))"
@@ -80,18 +82,28 @@ _NEXT = (
 )
 _BETWEEN = rf"(?:\s*(?:$|[,;.)|\n])|\s+{_NEXT})"
 _BARE_PLUS = re.compile(rf"(?<=[^\W\d_]{{3}})\s?{_PLUS}{_ENDS}")
-_BARE_MINUS = re.compile(rf"(?<=[^\W\d_]{{3}})\s?{_MINUS}{_ENDS}")
+_BARE_MINUS = re.compile(rf"(?<=[^\W\d_]{{3}})\s?{_MINUS}(?=\s*(?:$|[,;.)|]))")
+_TICKED = re.compile(r"\[[xX]\]|[\u2611\u2612]")
+_EMPTY = re.compile(r"\[ {0,3}\]|\u2610")
 _SIGN = re.compile(
     rf"(?:[\[(]\s*|(?<=[^\W\d_)])\s*[:=]\s*)(?P<doubt>{_PLUS}\s*/\s*{_MINUS}|\u00b1)(?:\s*[\])]|{_ENDS})"
     rf"|[\[(]\s*(?:(?P<plus>{_PLUS})|(?P<minus>{_MINUS}))\s*[\])]"
-    rf"|(?<=[^\W\d_)])\s*[:=]\s*(?:(?P<is_plus>{_PLUS})|(?P<is_minus>{_MINUS}))(?={_BETWEEN})"
-    rf"|(?<![\w+-])(?:(?P<plus_ve>\+)|(?P<minus_ve>[-\u2212\u2013]))\s?(?:ve|tive|iv|if)\b"
-    r"|(?P<yes>[\u2713\u2714\u2611\u2612\u2705]|\[[xX]\])|(?P<no>[\u2717\u2718\u2610\u274c\u274e]|\[ {0,3}\])"
-    r"|(?<![^\W_])(?P<none>[\u00d8\u00f8\u2205])(?![^\W_])",
+    rf"|(?P<of>[^\W\d_]+\)?)\s*[:=]\s*(?:(?P<is_plus>{_PLUS})|(?P<is_minus>{_MINUS}))(?={_BETWEEN})"
+    rf"|(?<![\w+-])(?:(?P<plus_ve>\+)|(?P<minus_ve>[-\u2212\u2013]))ve\b"
+    r"|(?P<yes>[\u2713\u2714\u2611\u2612\u2705]|\[[xX]\])|(?P<no>[\u2717\u2718\u274c\u274e])"
+    r"|(?<![^\W_])(?P<none>\u2205)(?![^\W_])",
     re.IGNORECASE,
 )
+_HEADINGS = re.compile(
+    "findings?|impressions?|comparison|history|indication|technique|procedure|exam(?:ination)?|report|conclusions?"
+    "|recommendations?|addendum|information|views?|date|befund|beurteilung|technik|indikation|hallazgos|constatations"
+    "|conclusione|reperti|achados",
+    re.IGNORECASE,
+)
+"""What a dash behind a colon is no answer to: it begins a list."""
+
 POSITIVE, NEGATIVE, DOUBTFUL = "positive", "negative", "equivocal"
-_MEANS = {
+_MEANS: dict[str, str] = {
     **dict.fromkeys(("plus", "is_plus", "plus_ve", "yes"), POSITIVE),
     **dict.fromkeys(("minus", "is_minus", "minus_ve", "no"), NEGATIVE),
     "doubt": DOUBTFUL,
@@ -185,7 +197,15 @@ def _drop_marks(text: str) -> str:
 def _write_signs(text: str) -> str:
     if _BARE_PLUS.search(text):
         text = _BARE_PLUS.sub(f" {POSITIVE}", _BARE_MINUS.sub(f" {NEGATIVE}", text))
-    return _SIGN.sub(lambda sign: f" {_MEANS[sign.lastgroup or 'none']} ", text)
+    if _TICKED.search(text):
+        text = _EMPTY.sub(f" {NEGATIVE} ", text)
+    return _SIGN.sub(_in_words, text)
+
+
+def _in_words(sign: re.Match[str]) -> str:
+    (kind,) = (kind for kind in _MEANS if sign[kind])
+    finding = sign["of"] or ""
+    return sign[0] if _HEADINGS.fullmatch(finding) else f"{finding} {_MEANS[kind]} "
 
 
 _STEPS: tuple[tuple[str, Callable[[str], object], Callable[[str], str]], ...] = (
@@ -194,7 +214,7 @@ _STEPS: tuple[tuple[str, Callable[[str], object], Callable[[str], str]], ...] = 
     (MARKS, re.compile(r"[\[<{*#@█■]|[Xx]{2}").search, _drop_marks),
     (
         SIGNS,
-        re.compile(r"[-+\[(:=\u00b1\u00d8\u00f8\u2205\u2610-\u2612\u2705\u2713-\u2718\u274c\u274e]").search,
+        re.compile(r"[-+\[(:=\u00b1\u2205\u2610-\u2612\u2705\u2713-\u2718\u274c\u274e]").search,
         _write_signs,
     ),
 )  # a cheap look first: most reports hold none
