@@ -884,6 +884,31 @@ def test_the_fingerprint_follows_text_and_size(tmp_path: Path) -> None:
     assert TableSource(write(tmp_path, rows), image_size=16).build().fingerprint != first
 
 
+def test_the_fingerprint_sees_every_column_that_a_cohort_takes(tmp_path: Path) -> None:
+    """Else a run resumes, and a finished one counts, on records that somebody has corrected since."""
+    groups = {"sex": "F", "age": "33", "view": "AP"}  # of metrics alone: they train nothing, and are read anew
+    changed = {"image": "other.png", "report": "A corrected report of it.", "site": "site9", "patient_id": "new",
+               "study_id": "9", "split": "test", "finding": "Mass", **groups}  # fmt: skip
+    header = [*HEADER, "study_id", *groups]
+    people = enumerate(good(tmp_path, 4))
+    rows = [[*row[:3], f"p{index}", *row[4:], str(index), "M", "70", "PA"] for index, row in people]
+    picture(tmp_path / "other.png", 99)
+
+    def built() -> Cohort:
+        return TableSource(
+            write(tmp_path, rows, header), image_size=16, label_columns="finding", subgroup_columns="sex,age"
+        ).build()
+
+    before = built()
+    for column_, value in changed.items():
+        at = header.index(column_)
+        kept, rows[0][at] = rows[0][at], value
+        after = built()
+        assert (after.fingerprint == before.fingerprint) == (column_ in groups), column_
+        rows[0][at] = kept
+    assert set(before.subgroup_names) == set(groups)
+
+
 def test_clean_report() -> None:
     for raw, clean in [
         ("1. No pneumothorax.\n2. Small LEFT effusion.", "no pneumothorax small left effusion"),

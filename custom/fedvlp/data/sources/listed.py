@@ -52,8 +52,7 @@ class Listing:
     splits: Sequence[str]  # "train", "val", "test"; "" is drawn by patient
     files: Sequence[Path | None] | None = None  # image of each row, None: it has none; None: no image is read
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> rows of the collection that are not listed
-    unsure: Mapping[str, int] = field(default_factory=dict)  # what nothing is known of -> listed rows
-    restored: Mapping[str, int] = field(default_factory=dict)  # what was restored in reports -> reports
+    noted: Mapping[str, int] = field(default_factory=dict)  # what else the summary says of listed rows -> how many
     phi: Mapping[str, int] = field(default_factory=dict)  # kind of identifier -> raw reports that hold one
     questions: Sequence[tuple[Question, ...]] | None = None  # about each row's image; None: the collection has none
     boxes: Mapping[str, Sequence[tuple[Box, ...]]] | None = None  # structure -> outlines of each row's; None: no masks
@@ -238,7 +237,7 @@ class Listed(DataSource):
         if not listing.private and (moved := by_patient(listing.patients, listing.splits)[1]):
             summary["moved to the split of their patient"] = moved
         summary |= {f"{SKIPPED}{reason}": count for reason, count in {**listing.left_out, **few}.items()}
-        summary |= {**listing.unsure, **listing.restored}
+        summary |= listing.noted
         summary |= {f"{SKIPPED}{reason}": len(names) for reason, names in sorted(skipped.items())}
         if images is not None:
             with_text = [row for row, reason in images.skipped.items() if reason == REASON]

@@ -122,8 +122,7 @@ class OpenISource(Published):
             splits=[""] * len(rows),
             files=[file for _, file, _ in rows] if self.root else None,
             left_out=left_out,
-            unsure=unsure,
-            restored=restorations(" ".join(report.sections.values()) for report in worded),
+            noted=unsure | restorations(" ".join(report.sections.values()) for report in worded),
             phi=scan(
                 (" ".join(report.sections.values()) for report in published), (report.key for report in published)
             ),

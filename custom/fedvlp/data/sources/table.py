@@ -141,7 +141,7 @@ class _People(NamedTuple):
 class TableSource(Listed):
     """A CSV with a row for each image, for each report without one, or both. Names of columns may differ in case.
 
-    A column that is named here and missing in the table is ignored unless required.
+    A column that somebody names must be there; one with its usual name may be absent unless it is required.
 
     Ids, patients and studies become hashes in memory, which no file has (data/record_ids.py); errors and logs hold
     counts and numbers of rows only.
@@ -241,6 +241,7 @@ class TableSource(Listed):
         splits = [_SPLITS[row[self.split_column].lower()] if self.split_column in present else "" for row in cells]
         self._check_splits([row.line.number for row in rows], people.patients, splits)
         fallbacks = {BY_STUDY: people.by_study, BY_ROW: people.by_row}
+        restored = restorations(row[self.report_column] for row in cells if self.report_column)
         sentences = self._sentences(rows, names)
         marks = [digest(Path(self.sentence_table).read_bytes())] if self.sentence_table and sentences else []
         return Listing(
@@ -253,8 +254,7 @@ class TableSource(Listed):
             names=names,
             splits=splits,
             files=[row.file for row in rows],
-            unsure={name: count for name, count in fallbacks.items() if count},
-            restored=restorations(row[self.report_column] for row in cells if self.report_column),
+            noted={name: count for name, count in fallbacks.items() if count} | restored,
             subgroups=_subgroups(cells, self._grouping(present)),
             private=True,
             sites=[row[self.site_column] for row in cells] if self.site_column in present else None,

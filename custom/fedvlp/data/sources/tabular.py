@@ -84,7 +84,7 @@ class TabularSource(Published):
             names=wanted,
             splits=[film.split for film in rows],
             files=None if self.root is None else self._files(Path(self.root), rows),
-            restored=restorations(reports.values()) if self.reported else {},
+            noted=restorations(reports.values()) if self.reported else {},
             left_out=+left_out,  # those of which there are any
             phi=searched(self.cache, list(reports.values()), reports) if self.reported else {},
             subgroups={name: values for name, values in grouped.items() if any(values)},
